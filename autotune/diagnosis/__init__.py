@@ -1,4 +1,5 @@
-"""Why a training is slower than it could be: evidence of every rank in, findings with their cost out. Pure: it runs and reads nothing.
+"""Why a training is slower than it could be: evidence of every rank in, findings with their cost
+out. Pure: it runs and reads nothing.
 
 evidence.py    what was seen of ranks, nodes and links         laws.py            all laws together: when a cause may be claimed
 collect.py     evidence of the probe's reports                 own_time.py        laws of what ranks do with their own time

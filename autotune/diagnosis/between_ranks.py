@@ -1,4 +1,5 @@
-"""Laws of what ranks wait for in others: a slow rank or node, unequal work, collectives and the links that they use."""
+"""Laws of what ranks wait for in others: a slow rank or node, unequal work, collectives and the
+links that they use."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ COMMUNICATION = 0.25
 MOSTLY = 0.7
 """share of the steps in which a slow rank is slower than all others"""
 SLOWER, SLOWER_BESIDE = 0.1, 0.25
-"""share by which a slow rank computes longer than the others; and on processors, or where other processes use its machine: two ranks' cores differ by less
-than that by themselves, as threads of a core whose other thread works, here or in another virtual machine of the host. Where others use more than half of a machine
-it grows, to twice as much"""
+"""share by which a slow rank computes longer than the others; and on processors, or where other
+processes use its machine: two ranks' cores differ by less than that by themselves, as threads of a
+core whose other thread works, here or in another virtual machine of the host. Where others use more
+than half of a machine it grows, to twice as much"""
 FOLLOWS = 0.6
 """correlation of time and tokens"""
 STANDS_OUT = 2.5
@@ -196,7 +198,8 @@ def communication_due(evidence: Evidence) -> float:
 
 
 def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
-    """Single ranks, the slowest first; before them nodes with several ranks, where there are several such nodes or ranks elsewhere."""
+    """Single ranks, the slowest first; before them nodes with several ranks, where there are
+    several such nodes or ranks elsewhere."""
     by_node: dict[str, list[int]] = {}
     for at, rank in enumerate(steps.ranks):
         by_node.setdefault(rank.node, []).append(at)
@@ -346,8 +349,9 @@ def _link_text(link: Link) -> str:
 
 
 def _slow_link(steps: Steps) -> str | None:
-    """The node whose link stands out: of three or more, the one all of whose links get `STANDS_OUT` times less through than those of the others; of two, the one
-    whose data gets through so much slower than the other's."""
+    """The node whose link stands out: of three or more, the one all of whose links get `STANDS_OUT`
+    times less through than those of the others; of two, the one whose data gets through so much
+    slower than the other's."""
     node_of = {link.local: rank.node for rank in steps.ranks for link in rank.links}
     speeds: dict[tuple[str, str], float] = {}
     for rank in steps.ranks:

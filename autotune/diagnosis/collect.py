@@ -1,6 +1,8 @@
-"""Evidence from the probe's reports of all ranks. The first steps do not count: they build, compile and fill caches.
+"""Evidence from the probe's reports of all ranks. The first steps do not count: they build, compile
+and fill caches.
 
-Reports `step`, `watch` and `facts` are those of `autotune_workers.probe`; they name their rank, so it does not matter which node or process passed them on.
+Reports `step`, `watch` and `facts` are those of `autotune_workers.probe`; they name their rank, so
+it does not matter which node or process passed them on.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@
     shared_t = min_r wait_rt       even the slowest rank waits so long: that is the collectives' own time
     gain_t(x) = max_r own_rt - max_r (own_rt - x_rt)        what a step gains without x: all ranks wait for the slowest one
 
-The gain of a part that is a phase, such as loading, is counted with the time on the run queue, in T: others' load stretches it as it stretches the step. What is
-compared between ranks is counted without, and is a share of max_r u_rt.
+The gain of a part that is a phase, such as loading, is counted with the time on the run queue, in
+T: others' load stretches it as it stretches the step. What is compared between ranks is counted
+without, and is a share of max_r u_rt.
 
-A rank that is stopped from outside is blocked where no collective is: its forward pass, w_f / c_f times as long as its processor time, tells how much longer its
-backward pass takes by itself. Their intervals are those of the means of up to `BATCHES` batches of steps (Student's t), because what
+A rank that is stopped from outside is blocked where no collective is: its forward pass, w_f / c_f
+times as long as its processor time, tells how much longer its backward pass takes by itself. Their
+intervals are those of the means of up to `BATCHES` batches of steps (Student's t), because what
 happens every tenth step is no noise.
 """
 
@@ -104,7 +106,8 @@ class Steps:
         return waits + self.within("rest", "collective") + self.within("optimizer", "collective")
 
     def within(self, phase: str, *kinds: str, wall: bool = False) -> Series:
-        """The time in a phase that was spent on these kinds of work, by how often it was seen there."""
+        """The time in a phase that was spent on these kinds of work, by how often it was seen
+        there."""
         shares = [[share_of(rank, phase, *kinds)] for rank in self.ranks]
         return np.asarray(
             (self.wall if wall else self.free)[phase]
@@ -120,20 +123,24 @@ class Steps:
         )
 
     def gain(self, part: Series) -> Series:
-        """By step: what it would gain if this part (ranks, steps) of the ranks' own time, without the run queue, were not there."""
+        """By step: what it would gain if this part (ranks, steps) of the ranks' own time, without
+        the run queue, were not there."""
         return np.asarray(self.own.max(axis=0) - np.maximum(0.0, self.own - part).max(axis=0))
 
     def share_of_phase(self, part: Series) -> tuple[float, float, float]:
-        """Share of a step that it would gain without this part, which is counted with the time on the run queue."""
+        """Share of a step that it would gain without this part, which is counted with the time on
+        the run queue."""
         own = np.maximum(0.0, self.time - self.wait)
         return self.share(np.asarray(own.max(axis=0) - np.maximum(0.0, own - part).max(axis=0)))
 
     def share_of_work(self, part: Series) -> tuple[float, float, float]:
-        """Share of an undisturbed step that it would gain without this part, which is counted without the run queue."""
+        """Share of an undisturbed step that it would gain without this part, which is counted
+        without the run queue."""
         return self.share(self.gain(part), self.undisturbed)
 
     def share(self, seconds: Series, of: Series | None = None) -> tuple[float, float, float]:
-        """Mean share of a step that these seconds of each step are, with its 95% interval; `of`: the steps, where they are not those that were taken."""
+        """Mean share of a step that these seconds of each step are, with its 95% interval; `of`:
+        the steps, where they are not those that were taken."""
         steps = self.slowest if of is None else of
         whole = float(steps.sum())
         if whole <= 0:
@@ -155,7 +162,8 @@ class Steps:
 
 
 def share_of(rank: Rank, phase: str, *kinds: str) -> float:
-    """Share of the looks at a rank's phase that found it at these kinds of work; 0 where it was looked at less than `LOOKS` times."""
+    """Share of the looks at a rank's phase that found it at these kinds of work; 0 where it was
+    looked at less than `LOOKS` times."""
     places = [place for place in rank.places if place.phase == phase]
     all_of_it = sum(place.share for place in places)
     if all_of_it <= 0 or (rank.looks and all_of_it * rank.looks < LOOKS):
@@ -164,8 +172,8 @@ def share_of(rank: Rank, phase: str, *kinds: str) -> float:
 
 
 def _queued_for_others(rank: Rank, spent: dict[str, Series], at: int) -> float:
-    """Share of a rank's time on the run queue in which others had the processor. From Linux 6.18 on, a process that a quota holds is on the queue too: that is
-    time of its own."""
+    """Share of a rank's time on the run queue in which others had the processor. From Linux 6.18
+    on, a process that a quota holds is on the queue too: that is time of its own."""
     held_s = max(0.0, rank.throttled_s - rank.stopped_s)
     wall_s, queued_s = (
         float(sum(values[at, :, part].sum() for values in spent.values())) for part in (0, 2)

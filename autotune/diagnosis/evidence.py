@@ -1,4 +1,5 @@
-"""Evidence: what was seen of a run, rank by rank and node by node. Times are seconds; what was not seen is empty, 0 or None, and no law is claimed from it.
+"""Evidence: what was seen of a run, rank by rank and node by node. Times are seconds; what was not
+seen is empty, 0 or None, and no law is claimed from it.
 
 T_rt    seconds of step t on rank r                    w, c, q    of a phase: wall, on a processor, on the run queue
 phase   data, forward, backward, optimizer, evaluation, checkpoint, collective, or the rest between them
@@ -62,7 +63,8 @@ class Link:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What got through while something was on its way; None where too little was sent to tell."""
+        """What got through while something was on its way; None where too little was sent to
+        tell."""
         return (
             self.sent_bytes / self.busy_s if self.sent_bytes > 1 << 20 and self.busy_s > 0 else None
         )
@@ -86,7 +88,8 @@ class Rank:
     elapsed_s: float = 0.0
     """over which the sums below were counted"""
     stopped_s: float = 0.0
-    """the process neither ran nor waited for a processor though it had work: stopped, frozen, or held by a quota"""
+    """the process neither ran nor waited for a processor though it had work: stopped, frozen, or
+    held by a quota"""
     throttled_s: float = 0.0
     """a quota of its control group held it"""
     user_s: float = 0.0
@@ -112,7 +115,8 @@ class Rank:
     """by which the places were found; 0: not told"""
     links: tuple[Link, ...] = ()
     gpu: Mapping[str, float] = field(default_factory=dict)
-    """sm_clock_mhz, max_clock_mhz, power_watts, power_limit_watts, temperature_c, sm, pcie_bytes_per_s, nvlink_bytes_per_s, and the shares of time `held by` each reason"""
+    """sm_clock_mhz, max_clock_mhz, power_watts, power_limit_watts, temperature_c, sm,
+    pcie_bytes_per_s, nvlink_bytes_per_s, and the shares of time `held by` each reason"""
 
     def last(self, count: int) -> Rank:
         """The same, of its last steps, to five digits."""
@@ -160,7 +164,8 @@ class Evidence:
     step_times_s: tuple[float, ...] = ()
     """of the slowest rank, or of the log"""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """a step by cause as a profile measured it: compute, communication, bubble, optimizer, input, host"""
+    """a step by cause as a profile measured it: compute, communication, bubble, optimizer, input,
+    host"""
     longest_s: Mapping[str, float] = field(default_factory=dict)
     """kernels that take longest in it, of the first rank"""
     launch_delay_s: float | None = None
@@ -172,19 +177,23 @@ class Evidence:
     predicted_parts_s: Mapping[str, float] = field(default_factory=dict)
     """its parts by name of `TimeParts`"""
     is_watched: bool = False
-    """whether the ranks were to be observed from inside; what was seen of them may still be nothing"""
+    """whether the ranks were to be observed from inside; what was seen of them may still be
+    nothing"""
     is_measured_here: bool = False
     """whether the prediction rests on measurements of this cluster"""
     disagreements: tuple[str, ...] = ()
-    """knobs that were asked for and are not what was seen, in words: `KNOB: what was seen; what to change`"""
+    """knobs that were asked for and are not what was seen, in words: `KNOB: what was seen; what to
+    change`"""
     asked_at: Mapping[str, str] = field(default_factory=dict)
     """file:number of the line that asks for such a knob, by its name"""
     hints: tuple[tuple[str, str], ...] = ()
     """lines of its log that speak of a cause: the class and the line"""
     data_times_s: tuple[float, ...] = ()
-    """what its log says it waited for data in each of `step_times_s`; empty where it says nothing"""
+    """what its log says it waited for data in each of `step_times_s`; empty where it says
+    nothing"""
     throttled: float = 0.0
-    """share of the time in which heat or a power brake held a GPU's clocks down, as the trial's readings say"""
+    """share of the time in which heat or a power brake held a GPU's clocks down, as the trial's
+    readings say"""
     alloc_retries: float = 0.0
     """of the fullest rank, as the trial's readings say"""
 
@@ -197,7 +206,8 @@ class Evidence:
 
     @property
     def on_several_nodes(self) -> bool:
-        """Whether its ranks are on several nodes; also where some were not watched, which are elsewhere."""
+        """Whether its ranks are on several nodes; also where some were not watched, which are
+        elsewhere."""
         return bool(self.ranks) and (
             len({rank.node for rank in self.ranks}) > 1 or self.world > len(self.ranks)
         )
@@ -207,8 +217,8 @@ class Evidence:
         return asdict(self)
 
     def shortened(self) -> Evidence:
-        """Of a size that can be kept with every trial: `KEPT_STEPS` steps in all, of `KEPT_RANKS` ranks at most: those that take longest and shortest for
-        themselves."""
+        """Of a size that can be kept with every trial: `KEPT_STEPS` steps in all, of `KEPT_RANKS`
+        ranks at most: those that take longest and shortest for themselves."""
         ranks = self.ranks
         if len(ranks) > KEPT_RANKS:
             by_work = sorted(

@@ -1,4 +1,5 @@
-"""A finding: one cause of lost time, what it costs, why it is claimed, how to make sure, and what to change."""
+"""A finding: one cause of lost time, what it costs, why it is claimed, how to make sure, and what
+to change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The laws: when a class of cause may be claimed, and what it costs. Each takes the evidence and gives findings, or none.
+"""The laws: when a class of cause may be claimed, and what it costs. Each takes the evidence and
+gives findings, or none.
 
-A finding is claimed when its share of the step is `CLAIMED` or more and the lower end of its interval `SURE` or more; classes whose healthy share is not zero
-have their own threshold, or the share that was predicted where the prediction rests on measurements of this cluster.
+A finding is claimed when its share of the step is `CLAIMED` or more and the lower end of its
+interval `SURE` or more; classes whose healthy share is not zero have their own threshold, or the
+share that was predicted where the prediction rests on measurements of this cluster.
 
     input            data: the time in data loaders, and time between phases in which the program loads; where it has no loader, also time before a forward
                      pass in which it is blocked without a reason that can be named
@@ -84,7 +86,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     found += _prediction(
         evidence, steps, 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found]))
     )
-    # what is faster than predicted costs nothing, but whatever else was said of it rests on a wrong prediction
+    # what is faster than predicted costs nothing, but whatever else was said of it rests on a wrong
+    # prediction
     found.sort(
         key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True
     )
@@ -94,8 +97,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
-    """The findings, with lines of the log that speak of their causes; a line whose cause was not found is a finding, but a mere warning of what was measured not to
-    matter is none."""
+    """The findings, with lines of the log that speak of their causes; a line whose cause was not
+    found is a finding, but a mere warning of what was measured not to matter is none."""
     told = dict(evidence.hints)
     known = [
         replace(f, evidence=(*f.evidence, f"the log says: {line}"))

@@ -1,4 +1,5 @@
-"""What a program's log says of what holds it back: lines of well-known libraries, and the time that it says it waited for data."""
+"""What a program's log says of what holds it back: lines of well-known libraries, and the time that
+it says it waited for data."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def named_rank(line: str) -> int | None:
 
 
 def data_time_s(line: str) -> float | None:
-    """Seconds that the line says were spent waiting for data; None where it says nothing of it. Without a unit they are seconds, as all known formats have."""
+    """Seconds that the line says were spent waiting for data; None where it says nothing of it.
+    Without a unit they are seconds, as all known formats have."""
     found = _DATA_TIME.search(line)
     if found is None:
         return None

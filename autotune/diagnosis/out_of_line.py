@@ -1,4 +1,5 @@
-"""Which GPU, node or link of a cluster is slower than its likes, by what a calibration measured of each. Pure.
+"""Which GPU, node or link of a cluster is slower than its likes, by what a calibration measured of
+each. Pure.
 
 a GPU     its rate is `SLOWER` below the median of all, and beyond `DEVIATIONS` of their spread (1.4826 median absolute deviations)
 a node    so are all of its GPUs
@@ -51,7 +52,8 @@ def out_of_line(
     nodes: Mapping[int, str],
     exchanges_s: Mapping[tuple[str, str], float],
 ) -> tuple[OutOfLine, ...]:
-    """`rates`: by what was measured (matmul, memory) of each rank; `nodes`: of each rank; `exchanges_s`: seconds to send the same message from one node to another."""
+    """`rates`: by what was measured (matmul, memory) of each rank; `nodes`: of each rank;
+    `exchanges_s`: seconds to send the same message from one node to another."""
     found: list[OutOfLine] = []
     for what, of_rank in rates.items():
         slow = _slow(of_rank)
@@ -125,7 +127,8 @@ def _link(pair: tuple[str, str], times: float) -> OutOfLine:
 
 
 def of_readings(readings: Sequence[Mapping[str, Any]]) -> tuple[OutOfLine, ...]:
-    """Of what each rank of a calibration's probe says: {"rank", "node", "rates": {what: rate}, "exchanges_s": {node: seconds to send to it}}."""
+    """Of what each rank of a calibration's probe says: {"rank", "node", "rates": {what: rate},
+    "exchanges_s": {node: seconds to send to it}}."""
     rates: dict[str, dict[int, float]] = {}
     nodes: dict[int, str] = {}
     exchanges_s: dict[tuple[str, str], float] = {}

@@ -1,4 +1,5 @@
-"""Laws of what ranks do with their own time: loading, the program's own work, pauses, the compiler, the optimizer, memory."""
+"""Laws of what ranks do with their own time: loading, the program's own work, pauses, the compiler,
+the optimizer, memory."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from autotune.diagnosis.seen_at import (
 from autotune.spec.texts.as_text import format_bytes
 
 OPTIMIZER, UNNAMED = 0.35, 0.12
-"""shares of a healthy step, where nothing better is known: of the optimizer, and of the program's work between phases of no kind that is known, a trainer's usual care"""
+"""shares of a healthy step, where nothing better is known: of the optimizer, and of the program's
+work between phases of no kind that is known, a trainer's usual care"""
 PAGE_S = 0.7e-6
 """a fresh page, cleared by the kernel"""
 
@@ -240,7 +242,8 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _unnamed(steps: Steps, *, blocked: bool) -> Series:
-    """Time between phases whose kind is not known: blocked, or on a processor. Where the phases of the passes were not seen, nothing is."""
+    """Time between phases whose kind is not known: blocked, or on a processor. Where the phases of
+    the passes were not seen, nothing is."""
     if not steps.count or float(steps.free["forward"].sum()) <= 0:
         return np.zeros_like(steps.time)
     unknown = np.array(
@@ -278,5 +281,6 @@ def compiling(steps: Steps) -> Series:
 
 
 def _has_loader(evidence: Evidence) -> bool:
-    """Whether the program draws from torch's DataLoader: what it does elsewhere is then no loading."""
+    """Whether the program draws from torch's DataLoader: what it does elsewhere is then no
+    loading."""
     return evidence.facts.get("workers") is not None

@@ -1,5 +1,6 @@
-"""What torch's profiler saw of a step, and what may be claimed from it. On a GPU the host runs ahead of the device, so the phases of the probe say little of what the device
-does; a profile says it. On a CPU the phases count, and are exact.
+"""What torch's profiler saw of a step, and what may be claimed from it. On a GPU the host runs
+ahead of the device, so the phases of the probe say little of what the device does; a profile says
+it. On a CPU the phases count, and are exact.
 
     host             the GPU has nothing to do in `IDLE` of the step or more, and no loader is waited for: launches do not keep up
     input            it has nothing to do while a data loader is drawn from
@@ -53,8 +54,8 @@ def profile_lines(evidence: Evidence) -> Iterator[str]:
 
 
 def with_profile(evidence: Evidence, found: Sequence[Finding], due: float) -> list[Finding]:
-    """The findings, with what the profile of a GPU's step says: as evidence of those that it speaks of, else as findings of their own. `due`: share of the step that
-    communication may take."""
+    """The findings, with what the profile of a GPU's step says: as evidence of those that it speaks
+    of, else as findings of their own. `due`: share of the step that communication may take."""
     claims = {finding.cause: finding for finding in _claims(evidence, due)}
     known = []
     for finding in found:

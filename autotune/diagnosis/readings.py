@@ -1,4 +1,5 @@
-"""Laws of readings that come without phases of steps: a profile, clocks, the allocator, the times in a log, knobs without effect."""
+"""Laws of readings that come without phases of steps: a profile, clocks, the allocator, the times
+in a log, knobs without effect."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Finding | None:
-    """What others take from the ranks of one machine; None where that is too little. `here`: indices of these ranks."""
+    """What others take from the ranks of one machine; None where that is too little. `here`:
+    indices of these ranks."""
     delays = steps.delay.sum(axis=1) / np.maximum(steps.time.sum(axis=1), 1e-12)
     taken, due = sum(_taken(nodes)), _due(nodes, steps, here)
     at = max(here, key=lambda i: delays[i])
@@ -58,7 +59,8 @@ def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Fin
 
 
 def _due(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> float:
-    """Share of the time that ranks would wait without others, because there are more of them than cores."""
+    """Share of the time that ranks would wait without others, because there are more of them than
+    cores."""
     cores, names = nodes[0].cores, {node.name for node in nodes}
     usable = min(cores, max(steps.ranks[at].cores for at in here) * len(names))
     wanted = sum(
@@ -72,7 +74,8 @@ def _due(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> float:
 
 
 def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
-    """What others take of a machine's processors, and the two processes that take most, in words."""
+    """What others take of a machine's processors, and the two processes that take most, in
+    words."""
     foreign, stolen = _taken(nodes)
     of_host = f", and a hypervisor took {stolen:.2f}" if stolen > 0.02 else ""
     yield f"of {nodes[0].cores} processors, other processes used {foreign:.2f}{of_host}"
@@ -83,7 +86,8 @@ def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
 
 
 def others_use(evidence: Evidence, name: str) -> float:
-    """Share of the processors of a node's machine that other processes, or a hypervisor, use; 0 where that is too little to count."""
+    """Share of the processors of a node's machine that other processes, or a hypervisor, use; 0
+    where that is too little to count."""
     machine = next((node.machine for node in evidence.nodes if node.name == name), None)
     nodes = [node for node in evidence.nodes if node.machine == machine]
     if not nodes or (taken := sum(_taken(nodes))) < _noticed(nodes[0].cores):

@@ -1,4 +1,5 @@
-"""A study as a RayJob of KubeRay (1.5.1 or newer), made where the spec is: NAME/study.yaml, and NAME/job.yaml with a ConfigMap and the RayJob.
+"""A study as a RayJob of KubeRay (1.5.1 or newer), made where the spec is: NAME/study.yaml, and
+NAME/job.yaml with a ConfigMap and the RayJob.
 
     head      the first node; runs `autotune tune` too              worker group      the other nodes
     files     study.yaml and what `kubernetes.files` names come in the ConfigMap; a container copies them to a folder to which programs can write
@@ -43,7 +44,8 @@ _PROBE: dict[str, Any] = {
 def submission(
     study: Study, document: Mapping[str, Any], job: KubernetesDocument, *, base: Path, folder: Path
 ) -> Submission:
-    """The files for the study of that document. `base`: folder of its paths; `folder`: where the job's folder is made. Raises `SpecError`."""
+    """The files for the study of that document. `base`: folder of its paths; `folder`: where the
+    job's folder is made. Raises `SpecError`."""
     hardware = study.at_hand or study.workload.cluster
     _check(study, document, job, nodes=hardware.num_nodes)
     name = folder_name(study)
@@ -76,7 +78,8 @@ def submission(
 
 
 def check_asked(document: Mapping[str, Any]) -> None:
-    """Raises `SpecError` for a spec that says nothing of the job, and for a cluster that is looked at where the study runs: a job must ask for its nodes before."""
+    """Raises `SpecError` for a spec that says nothing of the job, and for a cluster that is looked
+    at where the study runs: a job must ask for its nodes before."""
     if not document.get("kubernetes"):
         raise SpecError(
             "a Kubernetes job needs an image and a location for its results",
@@ -132,7 +135,8 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _in_pods(document: Mapping[str, Any], base: Path, sent: Collection[str]) -> dict[str, Any]:
-    """The document with paths as they are in the pods. Raises `SpecError` for what it names below `base` and nobody sends."""
+    """The document with paths as they are in the pods. Raises `SpecError` for what it names below
+    `base` and nobody sends."""
     trainer = document.get("trainer")
     cwd = trainer.get("cwd") if isinstance(trainer, Mapping) else None
     folders = [base, *([base / cwd] if isinstance(cwd, str) else [])]

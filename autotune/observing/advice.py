@@ -1,4 +1,5 @@
-"""`advise(object)`: the review of a training from within it; and what the callback (`callback`) keeps of it at its end.
+"""`advise(object)`: the review of a training from within it; and what the callback (`callback`)
+keeps of it at its end.
 
 Whatever goes wrong here is a warning, never an exception into the training.
 """
@@ -36,10 +37,13 @@ def advise(
     cluster: str | None = None,
     store: str | Path | None = None,
 ) -> Review | None:
-    """Print a review of a training before it begins, on stderr of the first rank: whether it fits, how fast it should be, and what would make it faster.
+    """Print a review of a training before it begins, on stderr of the first rank: whether it fits,
+    how fast it should be, and what would make it faster.
 
-    `thing`: transformers' or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the last two with `model`), or a module. `seq_len` (tokens),
-    `batch` (sequences of a rank in a forward pass) and `cluster` provide what it does not contain. `store`: the results database; default: the usual one, if it exists.
+    `thing`: transformers' or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the
+    last two with `model`), or a module. `seq_len` (tokens), `batch` (sequences of a rank in a
+    forward pass) and `cluster` provide what it does not contain. `store`: the results database;
+    default: the usual one, if it exists.
     """
     if not is_first(os.environ, ()):
         return None

@@ -1,6 +1,8 @@
-"""The adviser of a run, in a process of its own: reviews the command before it starts, reads what it prints, keeps what was seen.
+"""The adviser of a run, in a process of its own: reviews the command before it starts, reads what
+it prints, keeps what was seen.
 
-It takes `SHARE` of a core while the command runs. What it cannot read in that time is left out, but never the last lines.
+It takes `SHARE` of a core while the command runs. What it cannot read in that time is left out, but
+never the last lines.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ PACKET = 1 << 17
 WAITING_BYTES = 4 << 20
 """output that waits to be read"""
 SHARE, AT_ONCE_S = 0.008, 0.5
-"""of a core that reading takes while the command runs, and processor time that it may take at once"""
+"""of a core that reading takes while the command runs, and processor time that it may take at
+once"""
 PAUSE_S = 0.2
 WARM_S = 10.0
 LOOK_S = 2.0
@@ -126,7 +129,8 @@ class _Adviser:
         self._finish(json.loads(packet[1:]), started, found, program, versions)
 
     def _review(self) -> Review | None:
-        """The review of the launch, which is said; one that only tells how its log is read where it fails, None where nothing is known."""
+        """The review of the launch, which is said; one that only tells how its log is read where it
+        fails, None where nothing is known."""
         target = target_of(self._asked.command, os.environ)
         try:
             with self._known() as store:
@@ -140,7 +144,8 @@ class _Adviser:
 
     @contextmanager
     def _known(self) -> Iterator[Any]:
-        """The results database; None where it is not there or does not answer, as a review does without."""
+        """The results database; None where it is not there or does not answer, as a review does
+        without."""
         with ExitStack() as stack:
             try:
                 store = stack.enter_context(results_database(self._asked.store, is_needed=False))
@@ -215,7 +220,8 @@ class _Adviser:
     def _diagnosed(
         self, seen: Measurement | None, found: Review | None, program: Any
     ) -> tuple[Measurement | None, Diagnosis | None]:
-        """The measurement with the evidence of its ranks, and what they say; as it is where nothing was to be diagnosed."""
+        """The measurement with the evidence of its ranks, and what they say; as it is where nothing
+        was to be diagnosed."""
         if not self._asked.reports:
             return seen, None
         predicted = expected(found.estimate if found else None)
@@ -312,7 +318,8 @@ def _why(error: Exception) -> str:
 
 
 def _asked_at(found: Review, evidence: Evidence) -> dict[str, str]:
-    """Where the launch asks for knobs that have no effect: the lines that would change if they were not asked for."""
+    """Where the launch asks for knobs that have no effect: the lines that would change if they were
+    not asked for."""
     knobs = [text.partition(":")[0] for text in evidence.disagreements]
     return {knob: line for knob in knobs if (line := line_of_knob(found, knob, UNASKED[knob]))}
 

@@ -1,7 +1,9 @@
-"""`AutotuneCallback()`, one line in a script of transformers' or Lightning's `Trainer`: the review when training begins, the observed run kept at its end.
+"""`AutotuneCallback()`, one line in a script of transformers' or Lightning's `Trainer`: the review
+when training begins, the observed run kept at its end.
 
-It times optimizer steps by when they end, reads the peak of torch's allocator (without a GPU that of the process), and asks the training for nothing. Of the ranks of
-a job the first one speaks. An end without the libraries' own call, as after an exception, is kept when the process ends.
+It times optimizer steps by when they end, reads the peak of torch's allocator (without a GPU that
+of the process), and asks the training for nothing. Of the ranks of a job the first one speaks. An
+end without the libraries' own call, as after an exception, is kept when the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from autotune.settings import user_name
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome
 
 SKIPPED, MOST_STEPS = 2, 4096
-"""first steps that do not count, and steps that are kept: of more every second one, then every fourth, ..."""
+"""first steps that do not count, and steps that are kept: of more every second one, then every
+fourth, ..."""
 _BASES = (
     ("transformers.trainer_callback", "TrainerCallback"),
     ("lightning.pytorch.callbacks", "Callback"),
@@ -99,7 +102,8 @@ class AutotuneCallback:
     # Lightning
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """The review, where the tokens of a sequence are known; else they are those of the first batch."""
+        """The review, where the tokens of a sequence are known; else they are those of the first
+        batch."""
         from autotune.observing.objects import length_of
 
         loader = getattr(trainer, "train_dataloader", None)

@@ -1,4 +1,5 @@
-"""A command that runs in the place of this process, while another process, the adviser, hears what it prints. Imports the standard library only.
+"""A command that runs in the place of this process, while another process, the adviser, hears what
+it prints. Imports the standard library only.
 
     this process    passes output on, signals too, and ends as the command ends. It thinks about nothing
     command         is started in this process's group, session and terminal, with its stdin, folder and environment; dies with this process
@@ -10,8 +11,9 @@ Output goes the shortest way that a program cannot tell from the one that it had
     terminal        a pseudo-terminal of the same size, raw, so that what is printed arrives as it is
     anything else   a pipe; stdout and stderr share one where they were one, so that their order stays
 
-Signals of the terminal reach the command as they reach this process. One that another process sent is passed on, unless the whole group got it: the `witness`,
-which is in the group and does nothing, has got it then too. So a program hears each signal once.
+Signals of the terminal reach the command as they reach this process. One that another process sent
+is passed on, unless the whole group got it: the `witness`, which is in the group and does nothing,
+has got it then too. So a program hears each signal once.
 
 Messages are packets on a pair of sockets; the first byte says what it is:
 
@@ -51,7 +53,8 @@ BEFORE_S = 0.8
 AFTER_S = 120.0
 """time that it gets once the command has ended; a signal of a person ends it"""
 GROUP_S = 0.02
-"""time in which a signal to a group reaches all of its processes, also where they are sent to one after the other"""
+"""time in which a signal to a group reaches all of its processes, also where they are sent to one
+after the other"""
 ANSWER_S = 5.0
 FOLLOW_S = 0.25
 """time between two looks at a file that grows"""
@@ -86,8 +89,9 @@ def run_in_place(
     to_stderr: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> Never:
-    """Runs the command and ends as it does. `adviser`: runs in a process of its own with its end of the sockets; `to_stderr`: stdout is kept for the adviser's
-    document, and the command's goes to stderr; `variables`: what its environment has besides the one that it was given."""
+    """Runs the command and ends as it does. `adviser`: runs in a process of its own with its end of
+    the sockets; `to_stderr`: stdout is kept for the adviser's document, and the command's goes to
+    stderr; `variables`: what its environment has besides the one that it was given."""
     _Place(tuple(command), to_stderr=to_stderr, variables=variables or {}).run(adviser)
 
 
@@ -100,7 +104,8 @@ def exec_in_place(command: Sequence[str], variables: Mapping[str, str] | None = 
 
 
 def _exec(command: tuple[str, ...], variables: Mapping[str, str]) -> Never:
-    """The command in this process, with the environment that it was given and these variables: Python may have added to its own."""
+    """The command in this process, with the environment that it was given and these variables:
+    Python may have added to its own."""
     # Python ignores them, and an ignored signal stays ignored
     for number in (
         signal.SIGPIPE,
@@ -193,7 +198,8 @@ class _Place:
         self._end(status, usage)
 
     def _fork_witness(self) -> tuple[int, int]:
-        """A process of the group that says, when asked, which signals it has got: (where it is asked, where it answers)."""
+        """A process of the group that says, when asked, which signals it has got: (where it is
+        asked, where it answers)."""
         asked, answers = os.pipe(), os.pipe()
         parent = os.getpid()
         if os.fork() == 0:

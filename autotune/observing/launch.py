@@ -1,7 +1,8 @@
 """A command as a launch on this machine: what is reviewed of it, and the cluster that it runs on.
 
-A shell that is given a script stands for the script. Tasks that a scheduler starts (`srun`, `mpirun`) look like single processes from inside: their number is
-told by variables, as is that of the nodes. Its results database is opened here, too.
+A shell that is given a script stands for the script. Tasks that a scheduler starts (`srun`,
+`mpirun`) look like single processes from inside: their number is told by variables, as is that of
+the nodes. Its results database is opened here, too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _ALL_GPUS = ("accelerate", "deepspeed")
 
 
 def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | tuple[str, ...]:
-    """What is reviewed: the script that a shell runs, else the words; tasks of a scheduler as ranks of torchrun."""
+    """What is reviewed: the script that a shell runs, else the words; tasks of a scheduler as ranks
+    of torchrun."""
     words = tuple(command)
     script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]
     if Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
@@ -59,7 +61,8 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
 
 
 def cluster_here(started: Started | None, asked: tuple[int, int] | None) -> ClusterSpec:
-    """The part of this machine, and of others like it, that the launch uses. `asked`: its nodes and ranks of a node."""
+    """The part of this machine, and of others like it, that the launch uses. `asked`: its nodes and
+    ranks of a node."""
     if asked is None:
         whole = started is not None and started.launcher in _ALL_GPUS
         asked = (1, max(1, len(cuda_devices())) if whole else 1)
@@ -67,7 +70,8 @@ def cluster_here(started: Started | None, asked: tuple[int, int] | None) -> Clus
 
 
 def results_database(address: str | Path | None, *, is_needed: bool) -> Any:
-    """The results database, None where there is none; it is made where it `is_needed`. `address`: None for the usual one."""
+    """The results database, None where there is none; it is made where it `is_needed`. `address`:
+    None for the usual one."""
     found = str(address or settings().store)
     if not is_needed and "://" not in found and not Path(found).exists():
         return nullcontext()

@@ -1,5 +1,6 @@
-"""A training as the object that runs it: model, ranks, batch and knobs, read from transformers' and Lightning's `Trainer`, accelerate's `Accelerator`, and a
-module with a `DeviceMesh`. None of these packages is imported: an object is known by the names of its classes.
+"""A training as the object that runs it: model, ranks, batch and knobs, read from transformers' and
+Lightning's `Trainer`, accelerate's `Accelerator`, and a module with a `DeviceMesh`. None of these
+packages is imported: an object is known by the names of its classes.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class Training:
 def training_of(
     thing: Any, *, model: Any = None, batch: int | None = None, seq_len: int | None = None
 ) -> Training:
-    """What the object says. `model`: of an `Accelerator` or a `DeviceMesh` that does not hold it; `batch`: sequences of a rank in a forward pass. Raises
-    `SpecError` for an object of another kind."""
+    """What the object says. `model`: of an `Accelerator` or a `DeviceMesh` that does not hold it;
+    `batch`: sequences of a rank in a forward pass. Raises `SpecError` for an object of another
+    kind."""
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
     if "transformers.Trainer" in names:
         read = _of_transformers(thing)
@@ -193,7 +195,8 @@ def _batch_of(loader: Any) -> int | None:
 
 
 def length_of(dataset: Any) -> int | None:
-    """Tokens of a sequence, where they can be told without a sample: taking one may draw random numbers, read files or wait."""
+    """Tokens of a sequence, where they can be told without a sample: taking one may draw random
+    numbers, read files or wait."""
     tensor = dataset
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and tensors:
@@ -210,7 +213,8 @@ def _values(batch: Any) -> Iterable[Any]:
 
 
 def length_of_batch(batch: Any) -> int | None:
-    """Tokens of a sequence of a batch: the second dimension of its first tensor of whole numbers with two; None where it has none."""
+    """Tokens of a sequence of a batch: the second dimension of its first tensor of whole numbers
+    with two; None where it has none."""
     for value in _values(batch):
         is_tensor = "Tensor" in [kind.__name__ for kind in type(value).__mro__]
         if is_tensor and value.dim() == 2 and not value.is_floating_point():

@@ -1,4 +1,5 @@
-"""Which of the processes of one job speaks: the first one. The others are started by the same line and do the same work, so one review and one run are kept."""
+"""Which of the processes of one job speaks: the first one. The others are started by the same line
+and do the same work, so one review and one run are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _NODE_OPTIONS = ("--node-rank", "--node_rank", "--machine-rank", "--machine_rank
 
 
 def is_first(environment: Mapping[str, str], command: Sequence[str]) -> bool:
-    """Whether this process is the first of its job, by what launchers set, and by the number of the node in the command."""
+    """Whether this process is the first of its job, by what launchers set, and by the number of the
+    node in the command."""
     if any(environment.get(name, "0").strip().lstrip("+0") for name in _RANKS):
         return False
     for at, word in enumerate(command):

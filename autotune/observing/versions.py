@@ -1,4 +1,5 @@
-"""Which releases a command's Python has of the libraries that decide how a training runs. Read from the names of their folders: nothing is imported or run."""
+"""Which releases a command's Python has of the libraries that decide how a training runs. Read from
+the names of their folders: nothing is imported or run."""
 
 from __future__ import annotations
 

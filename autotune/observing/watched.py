@@ -1,4 +1,5 @@
-"""The probe in a run that somebody starts and asks to be diagnosed: the variables that bring it into every Python process of the command. Standard library only.
+"""The probe in a run that somebody starts and asks to be diagnosed: the variables that bring it
+into every Python process of the command. Standard library only.
 
     first process of the job    its ranks report into a folder; ranks of other nodes send their reports there by the store of the job
     others                      report nowhere but by that store
@@ -22,7 +23,9 @@ PROFILED_STEPS = 2
 def variables_of(
     environment: Mapping[str, str], reports: str, *, profile: bool = False
 ) -> dict[str, str]:
-    """What the environment of the command gets; `reports`: the folder, or `NOWHERE`; `profile`: torch's profiler watches some steps. Empty where the probe is not installed or was switched off."""
+    """What the environment of the command gets; `reports`: the folder, or `NOWHERE`; `profile`:
+    torch's profiler watches some steps. Empty where the probe is not installed or was switched
+    off."""
     found = find_spec("autotune_workers")
     if (
         found is None

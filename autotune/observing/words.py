@@ -12,7 +12,8 @@ WORST = 160
 
 
 def after(run: ObservedRun, kept: str, *, by_output: bool = False) -> tuple[str, str]:
-    """Measured against predicted, and how the run ended. `kept`: where it is kept, or why it is not; `by_output`: nothing but its output was read."""
+    """Measured against predicted, and how the run ended. `kept`: where it is kept, or why it is
+    not; `by_output`: nothing but its output was read."""
     return _measured(run, by_output), _ended(run, kept)
 
 

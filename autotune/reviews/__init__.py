@@ -1,4 +1,5 @@
-"""Review of a launch: reads what people have, says whether it fits, how fast it should be, and which edits make it faster. Nothing is run.
+"""Review of a launch: reads what people have, says whether it fits, how fast it should be, and
+which edits make it faster. Nothing is run.
 
 target.py    a script, a command, a configuration, a manifest or a spec, as a spec        manifest.py  Kubernetes
 gains.py     how much faster configs are, with intervals                                    edits.py     the changes that surely gain

@@ -1,4 +1,5 @@
-"""The answer of a review: what was understood of a launch, whether it fits, how fast it should be, and which edits make it faster.
+"""The answer of a review: what was understood of a launch, whether it fits, how fast it should be,
+and which edits make it faster.
 
 gain    step time of the launch as it is over that of the edited one: 1.2 is 20% more tokens/s
 """
@@ -48,7 +49,8 @@ class Gain:
 
     @property
     def chance(self) -> float:
-        """That it is a gain: of a logarithm that is distributed on each side of its median as the normal distribution with that end of the interval."""
+        """That it is a gain: of a logarithm that is distributed on each side of its median as the
+        normal distribution with that end of the interval."""
         sd = self._sd_towards_none
         return (
             float(self.gain > 1.0)
@@ -58,10 +60,12 @@ class Gain:
 
     @property
     def expected(self) -> float:
-        """Expected gain of a trial, after which the faster of the two is kept: exp E[max(g, 0)], g the logarithm of the gain.
+        """Expected gain of a trial, after which the faster of the two is kept: exp E[max(g, 0)], g
+        the logarithm of the gain.
 
-        On the side of the median where g is zero, the part of a normal expectation that lies above zero, s (phi(m / s) + m / s Phi(m / s)) (Jones et al. 1998, eq. 15). For a median
-        not below zero the other side adds the difference of both means, (s_up - s_down) phi(0).
+        On the side of the median where g is zero, the part of a normal expectation that lies above
+        zero, s (phi(m / s) + m / s Phi(m / s)) (Jones et al. 1998, eq. 15). For a median not below
+        zero the other side adds the difference of both means, (s_up - s_down) phi(0).
         """
         median, sd = math.log(self.gain), self._sd_towards_none
         at_zero = 1.0 / math.sqrt(2.0 * math.pi)
@@ -90,9 +94,11 @@ class Edit(Plain):
     changes: Mapping[str, tuple[Any, Any]]
     """(from, to) by knob; a batch is kept by changing accumulation with the micro-batch"""
     alone: Gain | None
-    """by this edit without the others; None where it surely gains, is legal, or fits, only together with them"""
+    """by this edit without the others; None where it surely gains, is legal, or fits, only together
+    with them"""
     beside: Gain | None = None
-    """by this edit when the others are made, where it is not sure alone; None where the others need it"""
+    """by this edit when the others are made, where it is not sure alone; None where the others need
+    it"""
     memory_bytes: float = 0.0
     """by how much the predicted peak memory rises, in bytes"""
     oom_probability: float = 0.0
@@ -100,7 +106,8 @@ class Edit(Plain):
     lines: tuple[LineEdit, ...] = ()
     """what changes in the files"""
     unplaced: tuple[str, ...] = ()
-    """what else the program must be told, of which the files have no line: `--option=value`, or the path of a key"""
+    """what else the program must be told, of which the files have no line: `--option=value`, or the
+    path of a key"""
     remark: str = ""
     """what to know before doing it"""
 
@@ -242,7 +249,8 @@ class Review:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it is expected to fit into memory; None if that is unknown, as when the launch needs more, or less, than is predicted by an unknown amount."""
+        """Whether it is expected to fit into memory; None if that is unknown, as when the launch
+        needs more, or less, than is predicted by an unknown amount."""
         if self.estimate is None:
             return None
         fits = float(self.estimate.oom_probability) <= FITS
@@ -251,7 +259,8 @@ class Review:
 
     @property
     def checkpoints(self) -> CheckpointPolicy | None:
-        """How often to save, and what is lost all the same; None where the spec does not say how the cluster fails."""
+        """How often to save, and what is lost all the same; None where the spec does not say how
+        the cluster fails."""
         if self.study is None or self.config is None or self.estimate is None:
             return None
         return policy_for(self.study, self.config, float(self.estimate.step_time_s))

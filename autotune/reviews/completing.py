@@ -61,7 +61,8 @@ def completed(
     *,
     is_measured: bool,
 ) -> tuple[dict[str, Any], list[Missing], tuple[str, ...]]:
-    """The spec with what was said in its place, what is still missing, and what is at its limit because nobody told it."""
+    """The spec with what was said in its place, what is still missing, and what is at its limit
+    because nobody told it."""
     document = _with_said(found, said)
     generates = "rl" in document and not found.is_spec
     answered: tuple[str, ...] = ()
@@ -72,7 +73,8 @@ def completed(
     open_keys = [key for key in open_keys if key not in answered]
     bounds: tuple[str, ...] = ()
     if generates and not {"workload.seq_len", "rl.prompts"} & set(open_keys):
-        # a measured step has its own lengths and generation: at their limits they would pass for its error
+        # a measured step has its own lengths and generation: at their limits they would pass for
+        # its error
         parts = ("rl.prompt_lengths",) if is_measured else ("rl.", "rollout.")
         bounded = [key for key in open_keys if key.startswith(parts)]
         seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
@@ -190,7 +192,8 @@ def _missing(found: Target, said: Mapping[str, Any], key: str, *, has_log: bool)
 
 
 def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
-    """Trainer and space of a program that has no options for some of the knobs that are said: it does them all the same, and none of them changes."""
+    """Trainer and space of a program that has no options for some of the knobs that are said: it
+    does them all the same, and none of them changes."""
     launcher, space = document.get("trainer"), document.get("space")
     if not (_is_command(launcher) and isinstance(space, dict)):
         return {}
@@ -222,7 +225,8 @@ def _with_accumulation(document: Mapping[str, Any], knobs: Mapping[str, Any]) ->
 
 
 def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
-    """(why there is no current configuration, what to do): a rule that it breaks, with its lines, is to be mended in the launch."""
+    """(why there is no current configuration, what to do): a rule that it breaks, with its lines,
+    is to be mended in the launch."""
     told = next((note for note in found.notes if note.startswith(("no baseline", NOT_VALID))), "")
     if not told:
         return what, remedy
@@ -256,7 +260,8 @@ _DECIDES_NO_STEP = re.compile(
 
 
 def _open_nodes(started: Started | None) -> str:
-    """The word that a launcher is told for its nodes, where that is a variable whose value nothing in the launch says."""
+    """The word that a launcher is told for its nodes, where that is a variable whose value nothing
+    in the launch says."""
     told = next(
         (word for name in ("nnodes", "num_machines") if started and (word := started.option(name))),
         "",
@@ -265,6 +270,7 @@ def _open_nodes(started: Started | None) -> str:
 
 
 def _one_gpu(found: Target, said: Mapping[str, Any]) -> str:
-    """The type of GPU that was named as the cluster of a launch that does not say how many there are; empty where the cluster is known."""
+    """The type of GPU that was named as the cluster of a launch that does not say how many there
+    are; empty where the cluster is known."""
     name = str(said.get("cluster") or "")
     return name if name in catalog.gpu_names() and found.asked is None and not found.is_spec else ""

@@ -1,4 +1,5 @@
-"""What is wrong or dangerous in a launch, with the line that says it. Each rule is a fact that the text, the config or the prediction shows."""
+"""What is wrong or dangerous in a launch, with the line that says it. Each rule is a fact that the
+text, the config or the prediction shows."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def dangers_of(
     is_upper_bound: bool = False,
     is_lower_bound: bool = False,
 ) -> Iterator[Danger]:
-    """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory in a way that is not in the prediction;
-    `is_lower_bound`: whether it needs memory that is not there."""
+    """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory
+    in a way that is not in the prediction; `is_lower_bound`: whether it needs memory that is not
+    there."""
     if workload is not None and config is not None and predicted is not None:
         if (
             not is_upper_bound

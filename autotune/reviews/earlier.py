@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 """facts from public sources, with the source in each row"""
 FAR = 3.0
-"""factor between two lengths of sequences from which one says nothing about the other: attention and memory are others"""
+"""factor between two lengths of sequences from which one says nothing about the other: attention
+and memory are others"""
 COLUMNS = (
     "source",
     "model",

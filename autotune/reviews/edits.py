@@ -1,7 +1,9 @@
-"""Which edits make a launch faster: the best config of its space that surely fits, taken apart into changes that each gain by themselves.
+"""Which edits make a launch faster: the best config of its space that surely fits, taken apart into
+changes that each gain by themselves.
 
-A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in it. Where no change is that sure, those are named as worth a trial after
-which, the faster of both kept, most is gained on average. Batch and number of ranks stay.
+A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in
+it. Where no change is that sure, those are named as worth a trial after which, the faster of both
+kept, most is gained on average. Batch and number of ranks stay.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SURELY = 1.005
 RISKY = 0.3
 """largest P(OOM) of what is worth a trial, but for a launch that has more itself"""
 TRIALS, LEAST_CHANCE = 3, 1.0 / 3.0
-"""changes that are named as worth a trial at most, and the chance from which one is, where it gains `LITTLE` on average"""
+"""changes that are named as worth a trial at most, and the chance from which one is, where it gains
+`LITTLE` on average"""
 LITTLE = 0.02
 """share of the speed that one change must add"""
 MOST_CONFIGS = 60_000
@@ -40,9 +43,11 @@ LARGEST_MICRO = 128
 LOOKED_AT, FOLLOWED = 48, 3
 """of the fastest configs: whose intervals are computed, and that are taken apart"""
 LOOKED_AT_RISKY, LOOKED_AT_ALIKE = 16, 4
-"""of those that may be worth a trial: whose intervals are computed though they do not surely fit, and of those that change one group of knobs"""
+"""of those that may be worth a trial: whose intervals are computed though they do not surely fit,
+and of those that change one group of knobs"""
 OF_PACKED = 4
-"""of steps whose sequences are packed, one in so many is looked at: each way to pack is an estimate of its own"""
+"""of steps whose sequences are packed, one in so many is looked at: each way to pack is an estimate
+of its own"""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
     ("micro_batch_size", "accumulation_steps"),
@@ -90,8 +95,8 @@ def proposal(
     measured_s: float | None,
     launchable: Launchable | None = None,
 ) -> Proposal:
-    """The edits of a launch that trains with this config, among the configs of a space that the trainer can launch. It is asked about those alone that are
-    looked at."""
+    """The edits of a launch that trains with this config, among the configs of a space that the
+    trainer can launch. It is asked about those alone that are looked at."""
     workload = space.workload
     can_launch = _any if launchable is None else launchable.asked_by_row(workload, space.table)
     predicted = estimate(workload, space.table, calibration=constants)
@@ -141,7 +146,8 @@ def _any(row: int) -> bool:
 def _first(
     space: SearchSpace, value: NDArray[np.float64], count: int, can_launch: Callable[[int], bool]
 ) -> list[ParallelConfig]:
-    """The configs with the highest values, without those of zero and those that cannot be launched."""
+    """The configs with the highest values, without those of zero and those that cannot be
+    launched."""
     falling = (int(row) for row in np.argsort(-value, kind="stable") if value[row] > 0)
     return [space[row] for row in islice(filter(can_launch, falling), count)]
 
@@ -184,7 +190,8 @@ class _Weighed:
         return self.risk(config) <= SURE
 
     def rescue(self, leading: ParallelConfig | None) -> Edit | None:
-        """What makes a launch fit that may not: the leading config, which surely fits, else the one whose speed times its chance to fit is highest."""
+        """What makes a launch fit that may not: the leading config, which surely fits, else the one
+        whose speed times its chance to fit is highest."""
         if leading is not None:
             return self.whole(leading)
         may_fit = [
@@ -201,7 +208,8 @@ class _Weighed:
         return bool(self.legal_among([config]))
 
     def legal_among(self, configs: Iterable[ParallelConfig]) -> list[ParallelConfig]:
-        """Those that are valid and can be launched, each once. The rules are asked about all at once, the trainer about the valid ones."""
+        """Those that are valid and can be launched, each once. The rules are asked about all at
+        once, the trainer about the valid ones."""
         listed = list(dict.fromkeys(configs))
         if unknown := [each for each in listed if each not in self._legal]:
             valid = legal(self._workload, ConfigTable.of(unknown))
@@ -213,8 +221,8 @@ class _Weighed:
         return self._launchable is None or self._launchable.why_not(self._workload, config) is None
 
     def leading(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
-        """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where no
-        other surely fits."""
+        """The config with the highest lower end of its gain, among the fastest and what takes them
+        apart, with as few changes as say the same; None where no other surely fits."""
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
         parts = self.legal_among(part for each in lead for part in _parts(self._config, each))
         self.look_at(parts)
@@ -246,8 +254,9 @@ class _Weighed:
             best = plainer
 
     def surely_faster(self, leading: ParallelConfig | None) -> ParallelConfig | None:
-        """The leading config without changes that are sure to gain neither alone nor together; None where nothing is left. A launch that does not fit takes
-        any that does; one at the memory limit may run as it is."""
+        """The leading config without changes that are sure to gain neither alone nor together; None
+        where nothing is left. A launch that does not fit takes any that does; one at the memory
+        limit may run as it is."""
         if leading is None:
             return None
         best = self._of_sure_parts(leading)
@@ -262,7 +271,8 @@ class _Weighed:
         )
 
     def trials(self) -> Iterator[Edit]:
-        """Changes that are worth a trial, each as one edit, the most promising first; none that is part of another or adds to it."""
+        """Changes that are worth a trial, each as one edit, the most promising first; none that is
+        part of another or adds to it."""
         named: list[set[tuple[str, object]]] = []
         for config in sorted(filter(self._may_run, self._known), key=self._expected, reverse=True):
             if len(named) == TRIALS or self._expected(config) < 1.0 + LITTLE:
@@ -287,7 +297,8 @@ class _Weighed:
         return 1.0 + (self.gain(config).expected - 1.0) * (1.0 - self.risk(config))
 
     def _may_run(self, config: ParallelConfig) -> bool:
-        """Whether a trial of it may run and say enough: of another arithmetic it does not say whether it learns as well, for which the gain must be likely."""
+        """Whether a trial of it may run and say enough: of another arithmetic it does not say
+        whether it learns as well, for which the gain must be likely."""
         same = config.precision == self._config.precision
         return (
             config != self._config
@@ -393,7 +404,8 @@ def _groups(before: ParallelConfig, after: ParallelConfig) -> list[tuple[str, ..
 
 
 def _moves(before: ParallelConfig, after: ParallelConfig) -> set[tuple[str, object]]:
-    """Which knobs change and where to, of counts only whether they rise, without what keeps the batch."""
+    """Which knobs change and where to, of counts only whether they rise, without what keeps the
+    batch."""
     found: set[tuple[str, object]] = set()
     for name, new in after.values().items():
         old = before.value(name)
@@ -404,7 +416,8 @@ def _moves(before: ParallelConfig, after: ParallelConfig) -> set[tuple[str, obje
 
 
 def _one_group_apart(table: ConfigTable, config: ParallelConfig) -> Iterator[NDArray[np.bool_]]:
-    """For each group of knobs, the rows that differ from the config in nothing else, but for what keeps the batch."""
+    """For each group of knobs, the rows that differ from the config in nothing else, but for what
+    keeps the batch."""
     differs = {
         name: table.column(name) != knob.encode(config.value(name))
         for name, knob in table.knobs.items()
@@ -430,7 +443,8 @@ def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelCo
 def _with(
     before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str, ...]]
 ) -> ParallelConfig | None:
-    """The first config with these groups of the second, its batch kept by the accumulation; None where it cannot be kept."""
+    """The first config with these groups of the second, its batch kept by the accumulation; None
+    where it cannot be kept."""
     config = before.with_values({name: after.value(name) for group in groups for name in group})
     per_step = config.micro_batch_size * config.dp
     if before.global_batch_size % per_step:
@@ -439,8 +453,9 @@ def _with(
 
 
 def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
-    """The valid configs of the study's space on the ranks and with the batch of a launch, with more micro-batches than it names, also those that its trainer
-    cannot launch; None where none is valid."""
+    """The valid configs of the study's space on the ranks and with the batch of a launch, with more
+    micro-batches than it names, also those that its trainer cannot launch; None where none is
+    valid."""
     workload = replace(study.workload, global_batch_size=config.global_batch_size)
     knobs = dict(study.space.knobs)
     knobs.pop("accumulation_steps", None)

@@ -1,13 +1,16 @@
 """How much faster configs are than a launch, with intervals.
 
-Errors of the cost model are mostly shared by the configs of one job, so a ratio is known better than either time:
+Errors of the cost model are mostly shared by the configs of one job, so a ratio is known better
+than either time:
 
     log gain    g = log t_0 - log t_i
     own errors  variance E_00 + E_ii - 2 E_0i (`autotune.cost.learn.refit`)
     constants   each is moved to both ends of its 90% interval; by how much g falls and rises there
 
-The lower end of the interval is g less the root of the sum of the squares of all falls, the upper end likewise: a gain that no constant can undo, as that of
-not recomputing, has none. Where the launch itself was measured, t_0 is known, and the interval is the narrower one of this and that of the refit.
+The lower end of the interval is g less the root of the sum of the squares of all falls, the upper
+end likewise: a gain that no constant can undo, as that of not recomputing, has none. Where the
+launch itself was measured, t_0 is known, and the interval is the narrower one of this and that of
+the refit.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class Gains:
     rows: Sensitivity
     """of all of them"""
     shifts: Array
-    """by how much each log gain changes where each constant lies at an end of its interval, shape (n, K, 2)"""
+    """by how much each log gain changes where each constant lies at an end of its interval, shape
+    (n, K, 2)"""
     prior: UncertainConstants
     log_step_s: float | None
     """log of the launch's step time, where that was measured"""
@@ -64,7 +68,8 @@ class Gains:
 def gains_of(
     workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None
 ) -> Gains:
-    """Of the configs of a table over its first row; `measured_s`: step time of that row, where it is known."""
+    """Of the configs of a table over its first row; `measured_s`: step time of that row, where it
+    is known."""
     prior = uncertain(constants)
     rows = sensitivity(workload, table, constants, prior.names if measured_s is not None else ())
     log_gain = rows.log_step_s[0] - rows.log_step_s
@@ -88,7 +93,8 @@ def gain_between(before: Gains, after: Gains) -> Gain:
 def _interval(
     rows: Sensitivity, first: Sensitivity, shifts: Array, prior: UncertainConstants
 ) -> tuple[Array, Array, Array]:
-    """(log gains over one config, how far below them the lower ends of the 90% intervals are, how far above the upper ends)."""
+    """(log gains over one config, how far below them the lower ends of the 90% intervals are, how
+    far above the upper ends)."""
     own = prior.own_error
     alone = own.alone(rows) ** 2 + own.alone(first) ** 2
     variance = (
@@ -112,11 +118,13 @@ def _gain(log_gain: float, fall: float, rise: float) -> Gain:
 def given_that_it_ran(predicted: Estimate, launch: Estimate) -> Estimate:
     """Estimates of configs (floats or arrays) given that the launch fits into memory.
 
-    The error e of a predicted peak is mostly shared by the configs of one launch, so the launch cuts its distribution at its own distance a_0 to the limit:
+    The error e of a predicted peak is mostly shared by the configs of one launch, so the launch
+    cuts its distribution at its own distance a_0 to the limit:
 
         P(e > a | e <= a_0) = (P - P_0) / (1 - P_0) where P > P_0, else 0        P = P(e > a): of running out of memory
 
-    Where the launch was as good as sure not to fit, nothing fits that takes more than it. Neglected: errors of one config alone.
+    Where the launch was as good as sure not to fit, nothing fits that takes more than it.
+    Neglected: errors of one config alone.
     """
     risk, first = np.asarray(predicted.oom_probability, dtype=float), float(launch.oom_probability)
     if first < 1.0 - NO_DOUBT:

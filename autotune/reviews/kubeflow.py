@@ -1,14 +1,18 @@
-"""A recommender for Kubeflow's TrainJobs: a TrainJob goes in, and a JSON patch (RFC 6902) comes out, or no change.
+"""A recommender for Kubeflow's TrainJobs: a TrainJob goes in, and a JSON patch (RFC 6902) comes
+out, or no change.
 
     TrainJob, YAML or JSON                       a list of operations; empty: no change
     AdmissionReview (admission.k8s.io/v1)        an AdmissionReview that allows the job, with the patch if there is one
 
-KEP-3328 of Kubeflow Trainer lets plugins configure a TrainJob before it is admitted; how they will be called is not settled, so all that is known of it is in
-this module. Its annotation `trainer.kubeflow.org/autoconf-plugin` names the plugin that may change the job: within an admission, a job that does not name this one
-stays as it is. `spec.trainer` cannot change once a job exists, so only its creation is answered with a patch.
+KEP-3328 of Kubeflow Trainer lets plugins configure a TrainJob before it is admitted; how they will
+be called is not settled, so all that is known of it is in this module. Its annotation
+`trainer.kubeflow.org/autoconf-plugin` names the plugin that may change the job: within an
+admission, a job that does not name this one stays as it is. `spec.trainer` cannot change once a job
+exists, so only its creation is answered with a patch.
 
-A patch changes words of the container's command and arguments, never its GPUs or its arithmetic, and only if the job reads as the proposed config afterwards. No job is
-ever refused: whatever is not understood is a warning.
+A patch changes words of the container's command and arguments, never its GPUs or its arithmetic,
+and only if the job reads as the proposed config afterwards. No job is ever refused: whatever is not
+understood is a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ class Recommended:
 
 
 def recommended(text: str, **said: Any) -> tuple[Any, str]:
-    """(the answer as a JSON document, why) to a TrainJob or an AdmissionReview; `said`: as for `review_texts`. Raises `SpecError` for what is neither."""
+    """(the answer as a JSON document, why) to a TrainJob or an AdmissionReview; `said`: as for
+    `review_texts`. Raises `SpecError` for what is neither."""
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -129,7 +134,8 @@ def _text(job: Mapping[str, Any]) -> str:
 
 
 def _added(job: dict[str, Any], options: tuple[str, ...]) -> bool:
-    """Appends options to the words of the job's container; False where they cannot be appended, as behind a script of a shell."""
+    """Appends options to the words of the job's container; False where they cannot be appended, as
+    behind a script of a shell."""
     trainer = _mapping(_mapping(job.get("spec")).get("trainer"))
     key = next((key for key in reversed(_WORDS) if trainer.get(key)), None)
     first = str((trainer.get("command") or trainer.get("args") or [""])[0]).rpartition("/")[2]

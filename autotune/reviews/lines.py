@@ -1,6 +1,7 @@
 """How an edit looks in somebody's own files: the lines that change.
 
-The trainer renders the launch before and after. Options and keys in which the two differ are looked for in the texts:
+The trainer renders the launch before and after. Options and keys in which the two differ are looked
+for in the texts:
 
     --batch-size 4, --batch-size=4          the value behind the option
     --batch-size $BATCH                     the line that sets the variable
@@ -8,7 +9,8 @@ The trainer renders the launch before and after. Options and keys in which the t
     a flag that is not there                behind the last word of the command; in a manifest, behind the last word of its `args`
     a key that is not there                 in its section of the file: TOML, YAML, or JSON
 
-Of a script that starts several programs only the command that is reviewed changes. The pods of one job run the same command, so each of them changes.
+Of a script that starts several programs only the command that is reviewed changes. The pods of one
+job run the same command, so each of them changes.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Change:
 
 
 CONNECTIONS = Change("CUDA_DEVICE_MAX_CONNECTIONS", "1", "8")
-"""a variable without which tensor parallelism does not start, and with which Megatron-FSDP does not"""
+"""a variable without which tensor parallelism does not start, and with which Megatron-FSDP does
+not"""
 
 
 def changed_lines(
@@ -62,8 +65,10 @@ def changed_lines(
     held: frozenset[str] = frozenset(),
     started: Started | None = None,
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
-    """(the lines that change from one config to the other, settings for which the texts have no line, as they are written). `held`: options that
-    Python code alone sets, and no command; `beside`: its keyword argument behind which new ones are written; `started`: the command that is reviewed."""
+    """(the lines that change from one config to the other, settings for which the texts have no
+    line, as they are written). `held`: options that Python code alone sets, and no command;
+    `beside`: its keyword argument behind which new ones are written; `started`: the command that is
+    reviewed."""
     lines = {name: _without_others(text, started) for name, text in texts.items()}
     unedited = {name: list(text) for name, text in lines.items()}
     unplaced: list[str] = []
@@ -85,7 +90,8 @@ def changed_lines(
             n: text
             for n, text in _in_its_file(lines, change).items()
             if (n in alone if alone else n.endswith(".py") or not is_held)
-            # a default does not count where the command gives the option, by a variable that it computes
+            # a default does not count where the command gives the option, by a variable that it
+            # computes
             and not (n.endswith(".py") and change.name.lstrip("-").replace("-", "_") in given)
         }
         values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
@@ -120,7 +126,8 @@ def _in_its_file(lines: dict[str, list[str]], change: Change) -> dict[str, list[
 
 
 def _holds_options(change: Change, texts: Mapping[str, str], started: Started | None) -> list[str]:
-    """The file that is the program's only argument, and so holds what would be its options; empty for an option of its launcher."""
+    """The file that is the program's only argument, and so holds what would be its options; empty
+    for an option of its launcher."""
     of_launcher = {argument.name for argument in started.options} if started else set()
     is_option = (
         change.name.startswith("--") and change.name[2:].replace("-", "_") not in of_launcher
@@ -138,7 +145,8 @@ def _as_key(change: Change) -> Change:
 
 
 def line_of_knob(found: Review, knob: str, usual: Any) -> str:
-    """Where the launch asks for a knob, as file:number: the line that would change if the knob had its usual value; empty where none is found."""
+    """Where the launch asks for a knob, as file:number: the line that would change if the knob had
+    its usual value; empty where none is found."""
     if found.study is None or found.config is None:
         return ""
     lines, _ = changed_lines(
@@ -200,7 +208,8 @@ def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Ite
 def _batch_unsaid(
     texts: Mapping[str, str], study: Study, after: ParallelConfig
 ) -> Iterator[Change]:
-    """The batch of a step where the launch tells it and the texts do not: there it follows from micro-batch and ranks, which change."""
+    """The batch of a step where the launch tells it and the texts do not: there it follows from
+    micro-batch and ranks, which change."""
     launch = _launched(study, after)
     for file, name, value in _told(launch) if launch else ():
         key = name.lstrip("-").rpartition(".")[2]
@@ -212,7 +221,8 @@ def _batch_unsaid(
 
 
 def _launched(study: Study, config: ParallelConfig) -> Launch | None:
-    """The launch of the config; None where it cannot be written. Options that a launch needs and a review does not, as a tokenizer's path, are stand-ins."""
+    """The launch of the config; None where it cannot be written. Options that a launch needs and a
+    review does not, as a tokenizer's path, are stand-ins."""
     subject, options = trainer(study.trainer), dict(study.trainer_options)
     for _ in range(STAND_INS):
         try:
@@ -228,7 +238,8 @@ def _launched(study: Study, config: ParallelConfig) -> Launch | None:
 
 
 def _told(launch: Launch) -> Iterator[tuple[str, str, str]]:
-    """(file, name, value) of all that the launch says: options of its command, whose file is empty, and keys of its files."""
+    """(file, name, value) of all that the launch says: options of its command, whose file is empty,
+    and keys of its files."""
     for argument in arguments_of(launch.argv):
         settings = [word for word in argument.values if re.match(r"\+*[A-Za-z_][\w.]*=", word)]
         if argument.name:
@@ -242,7 +253,8 @@ def _told(launch: Launch) -> Iterator[tuple[str, str, str]]:
 
 
 def keys_of(file: str, text: str) -> dict[str, str]:
-    """The values of a file of settings as they are written, by their path: of YAML, JSON, TOML, and of the nested calls of a Python configuration. Empty where it cannot be read."""
+    """The values of a file of settings as they are written, by their path: of YAML, JSON, TOML, and
+    of the nested calls of a Python configuration. Empty where it cannot be read."""
     if file.endswith(".py"):
         try:
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return)]
@@ -320,7 +332,8 @@ def _is_manifest(file: str, lines: list[str]) -> bool:
 
 
 def commands_in(text: str) -> list[range]:
-    """The lines of each command of a script that starts a program: a line that names a launcher, with those that continue it."""
+    """The lines of each command of a script that starts a program: a line that names a launcher,
+    with those that continue it."""
     lines, found = text.splitlines(), list[range]()
     for at, line in enumerate(lines):
         if (found and at < found[-1].stop) or _is_comment(line) or not _STARTS.search(line):
@@ -358,7 +371,8 @@ def other_trainings(text: str, started: Started | None) -> list[int]:
 
 
 def _without_others(text: str, started: Started | None) -> list[str]:
-    """The lines of a text, those of commands that are not reviewed empty: nothing in them changes."""
+    """The lines of a text, those of commands that are not reviewed empty: nothing in them
+    changes."""
     lines = text.splitlines()
     for each in other_commands(text, started):
         lines[each.start : each.stop] = [""] * len(each)
@@ -366,7 +380,8 @@ def _without_others(text: str, started: Started | None) -> list[str]:
 
 
 def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, int]]:
-    """Gives a command an option that no text mentions, or a file a key, because its default held so far."""
+    """Gives a command an option that no text mentions, or a file a key, because its default held so
+    far."""
     if change.new is None:
         return []
     if not change.name.startswith("-"):
@@ -391,7 +406,8 @@ def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, in
 
 
 def _with_argument(lines: list[str], change: Change) -> list[int]:
-    """Gives each list `args` of a manifest one more word, and says in which lines. A list with the script of a shell takes none."""
+    """Gives each list `args` of a manifest one more word, and says in which lines. A list with the
+    script of a shell takes none."""
     word, rows = change.name if change.new == "" else f"{change.name}={change.new}", list[int]()
     for at, line in enumerate(lines):
         flow = re.match(r"\s*args:\s*\[.*\S(?=\s*\]\s*$)", line)
@@ -514,7 +530,8 @@ def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
 
 
 def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
-    """A default in Python: of the option that declares it, of a field, of a constant, or of a keyword argument."""
+    """A default in Python: of the option that declares it, of a field, of a constant, or of a
+    keyword argument."""
     if not change.old or not change.new:
         return None
     declares = re.compile(rf"""["']--?(?:[\w.]+\.)?{spelled}["']""")
@@ -542,7 +559,8 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
 
 
 def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | None:
-    """The line with the key. In a file that has the very path, only the line that changes that value and no other one."""
+    """The line with the key. In a file that has the very path, only the line that changes that
+    value and no other one."""
     if change.old is None:
         return None
     key = re.compile(
@@ -571,7 +589,8 @@ def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | 
 
 
 def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Change) -> bool:
-    """Whether the value of the change's key, and no other, is another one now. A text that cannot be read any more has no values."""
+    """Whether the value of the change's key, and no other, is another one now. A text that cannot
+    be read any more has no values."""
     differ = {path for path in (*held, *now) if held.get(path) != now.get(path)}
     key = change.name.lstrip("-").rpartition(".")[2]
     if change.name in held:  # one line changes several values where YAML's anchors repeat it

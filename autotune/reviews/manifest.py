@@ -85,7 +85,8 @@ def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:
                 for container in _containers(_mapping(_mapping(each).get("template"))):
                     asked = _gpus(_mapping(container.get("resources")))
                     count = int(str(per_node)) if str(per_node).isdecimal() else None
-                    # PET_NPROC_PER_NODE is set for torchrun: to nprocPerNode, else ("auto") to the GPUs of a pod; a plain command is one process
+                    # PET_NPROC_PER_NODE is set for torchrun: to nprocPerNode, else ("auto") to the
+                    # GPUs of a pod; a plain command is one process
                     ranks = count or (asked if _starts_by_torchrun(container) else None)
                     yield _pod(
                         container,
@@ -137,7 +138,8 @@ def _starts_by_torchrun(container: Mapping[str, Any]) -> bool:
 
 
 def _script(pod: _Pod) -> str:
-    """The pod as a shell script; a command that no launcher starts is started by the runtime's torchrun."""
+    """The pod as a shell script; a command that no launcher starts is started by the runtime's
+    torchrun."""
     words = list(pod.words)
     shell = words[0].rpartition("/")[2] if words else ""
     body = (

@@ -22,7 +22,8 @@ def observed_step(
     measured_s: float | None,
     log: str | None,
 ) -> Observed | None:
-    """The step of a launch that ran, as given or by its log; None where nothing says how long it took. Raises `SpecError` for a time that no step has."""
+    """The step of a launch that ran, as given or by its log; None where nothing says how long it
+    took. Raises `SpecError` for a time that no step has."""
     measured_s, source = _measured(study, config, predicted, measured_s, log)
     if measured_s is None:
         return None
@@ -89,7 +90,8 @@ _BAR_RATE = re.compile(r"\d+/\d+ \[[^\]]*?([\d.]+)(s/it|it/s)")
 
 
 def _trained_s(log: str) -> tuple[float, int] | None:
-    """(seconds of a step's phases that the trainer runs, steps that say so) by a log that prints them; None where it does not."""
+    """(seconds of a step's phases that the trainer runs, steps that say so) by a log that prints
+    them; None where it does not."""
     phases = read_phases(log.splitlines())
     updates = phases.values("update")
     if len(updates) < 2 or not phases.values("log_prob"):
@@ -98,7 +100,8 @@ def _trained_s(log: str) -> tuple[float, int] | None:
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
-    """Raises `SpecError` for a step that is shorter than its matmuls take at the peak of the GPUs."""
+    """Raises `SpecError` for a step that is shorter than its matmuls take at the peak of the
+    GPUs."""
     mfu = float(predicted.mfu) * float(predicted.step_time_s) / measured_s
     if mfu > 1.0:
         share = f"{mfu:.0%} of" if mfu < 100 else f"{mfu:.3g} times"

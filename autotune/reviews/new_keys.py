@@ -1,4 +1,5 @@
-"""A key that a file of settings lacks, written in its section: TOML, YAML and JSON. The file is read again, so that nothing is written where it means something else.
+"""A key that a file of settings lacks, written in its section: TOML, YAML and JSON. The file is
+read again, so that nothing is written where it means something else.
 
 [compile]            enable = true          at the end of a file that has no such section, behind the header of one that has it
 optimizer:           zero_stage: 1          with the indentation of the section
@@ -37,8 +38,9 @@ def text_of(lines: list[str]) -> str:
 
 
 def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
-    """Gives a JSON file these values, by their paths; None: the key goes, and its section if nothing else is in it. False, and nothing changes, if the file is
-    not as `json.dumps` indents it, or has keys with dots, or cannot hold all of them."""
+    """Gives a JSON file these values, by their paths; None: the key goes, and its section if
+    nothing else is in it. False, and nothing changes, if the file is not as `json.dumps` indents
+    it, or has keys with dots, or cannot hold all of them."""
     text = text_of(lines)
     try:
         document = json.loads(text)
@@ -80,7 +82,8 @@ def _typed(value: str) -> Any:
 
 
 def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tuple[str, int]]:
-    """Gives a file of settings a key that it lacks, and says behind which line, which then holds both; nowhere where no file can take it."""
+    """Gives a file of settings a key that it lacks, and says behind which line, which then holds
+    both; nowhere where no file can take it."""
     files = [name for name in lines if name.endswith(DOCUMENTS)]
     for name in files:
         before = list(lines[name])

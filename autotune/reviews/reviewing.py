@@ -51,7 +51,8 @@ LOWER_MEMORY = (
     "--optimizer-cpu-offload", "--fp8-recipe blockwise", "paged_adamw", "galore",
     "use_badam: true", "use_apollo: true", "fsdp_offload_params: true",
 )  # fmt: skip
-"""options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the peak memory and are not in the cost model"""
+"""options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the
+peak memory and are not in the cost model"""
 _STARTS_MORE = {
     "hf_trainer": "one visible GPU. With several GPUs, transformers' Trainer in one process copies the model to each GPU in every step (DataParallel), "
     "which is slow and multiplies the batch; start one process per GPU instead with torchrun --nproc_per_node=8 ...",
@@ -82,8 +83,11 @@ def review(
 ) -> Review:
     """The review of a file, of a text of several lines, or of the words of a command.
 
-    `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and `config` say what the launch does not. `measured_s`: measured seconds per step; `log`: its log, from which they are read. `here`: the cluster of a launch that is about to start on this machine, by what it starts and its (nodes,
-    ranks of a node). Raises `SpecError` for what is no launch.
+    `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and
+    `config` say what the launch does not. `measured_s`: measured seconds per step; `log`: its log,
+    from which they are read. `here`: the cluster of a launch that is about to start on this
+    machine, by what it starts and its (nodes, ranks of a node). Raises `SpecError` for what is no
+    launch.
     """
     said = {
         "model": model,
@@ -106,7 +110,8 @@ def review(
 
 
 def _read(target: str | Path | Sequence[str], model: str | None, cluster: str | None) -> Target:
-    """The launch. Raises `SpecError` for what is no launch, and for one that breaks a rule, with the lines that do."""
+    """The launch. Raises `SpecError` for what is no launch, and for one that breaks a rule, with
+    the lines that do."""
     try:
         return read_target(target, model=model, cluster=cluster)
     except SpecError as error:
@@ -127,7 +132,8 @@ def review_texts(
     log: str | None = None,
     **said: Any,
 ) -> Review:
-    """The review of texts that came from elsewhere; see `review`. No file of this machine is read."""
+    """The review of texts that came from elsewhere; see `review`. No file of this machine is
+    read."""
     if (model := said.get("model")) and is_model_file(model):
         raise SpecError(
             f"model must be a catalog name or a hub id, but is {model!r}",
@@ -242,7 +248,8 @@ def _code(found: Target) -> str:
 
 
 def _assumed(found: Target, document: Mapping[str, Any], lowering: Sequence[str]) -> Iterator[str]:
-    """What is taken for granted of a launch, in words. `lowering`: its options that lower the peak memory and are not in the cost model."""
+    """What is taken for granted of a launch, in words. `lowering`: its options that lower the peak
+    memory and are not in the cost model."""
     yield from (each for each in remarks_of(found) if ONLY_THE_SHELL not in each)
     yield from dict.fromkeys(filter(_is_assumed, found.comments))
     yield from (note for note in found.notes if note.startswith(_UNSURE))
@@ -299,7 +306,8 @@ def _of_ranks(
 def _other_ranks(
     found: Target, document: Mapping[str, Any], said: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What there is to say where the launch starts another number of ranks than the named cluster has."""
+    """What there is to say where the launch starts another number of ranks than the named cluster
+    has."""
     cluster = named_cluster(str(document.get("cluster"))) if said.get("cluster") else None
     if cluster is None or found.asked is None or math.prod(found.asked) == cluster.num_gpus:
         return ()

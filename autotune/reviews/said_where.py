@@ -1,6 +1,8 @@
-"""Which lines of a launch give the values that a rule refuses: `tp=3 must divide ...` is said of the line that has `--tensor-model-parallel-size 3`.
+"""Which lines of a launch give the values that a rule refuses: `tp=3 must divide ...` is said of
+the line that has `--tensor-model-parallel-size 3`.
 
-A value is looked for behind a name that stands for the knob, as an option, a key, or a variable of a shell (`TP=3`). A value of 1 is looked for, too: few lines have one.
+A value is looked for behind a name that stands for the knob, as an option, a key, or a variable of
+a shell (`TP=3`). A value of 1 is looked for, too: few lines have one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def with_lines(error: SpecError, texts: Mapping[str, str]) -> SpecError:
 
 
 def lines_of_values(words: str, texts: Mapping[str, str]) -> str:
-    """The lines that give the values of knobs in a message, as `train.sh:4: tp=3, train.sh:9: pp=2`; empty where none is found."""
+    """The lines that give the values of knobs in a message, as `train.sh:4: tp=3, train.sh:9:
+    pp=2`; empty where none is found."""
     values = [(knob, int(value)) for knob, value in _VALUE.findall(words)]
     values += [
         (knob, int(found[1])) for knob, pattern in _IN_WORDS if (found := pattern.search(words))

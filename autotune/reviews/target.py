@@ -3,10 +3,13 @@
 script, command   a shell or Slurm script, or the words of a command     program   a Python file
 configuration     of a trainer                                            manifest  of Kubernetes     spec   of a study
 
-A context in which no file outside of one folder is read, whatever path a text names and however it is quoted.
+A context in which no file outside of one folder is read, whatever path a text names and however it
+is quoted.
 
-Python reports each opening of a file before it happens (PEP 578). Within the context, one outside of the folder is refused as if its owner had forbidden it; the
-files of Python and its packages, which are imported when they are needed, stay readable. What lies elsewhere on `sys.path` must be imported before.
+Python reports each opening of a file before it happens (PEP 578). Within the context, one outside
+of the folder is refused as if its owner had forbidden it; the files of Python and its packages,
+which are imported when they are needed, stay readable. What lies elsewhere on `sys.path` must be
+imported before.
 """
 
 from __future__ import annotations
@@ -41,13 +44,15 @@ from autotune.trainers.present_configuration import DOCUMENTS
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
 _OURS = (Path(__file__).parents[1], search_spaces())
 _CODE = tuple(os.path.realpath(path) + os.sep for path in (*_OURS, sys.prefix, sys.base_prefix))
-"""where Python's own code lies, that of the packages of its environment, and ours with its search spaces"""
+"""where Python's own code lies, that of the packages of its environment, and ours with its search
+spaces"""
 _installed = False
 
 
 @contextmanager
 def reading_only(folder: Path) -> Iterator[None]:
-    """Within it, files outside of the folder raise `PermissionError` when they are opened. It holds for this thread."""
+    """Within it, files outside of the folder raise `PermissionError` when they are opened. It holds
+    for this thread."""
     global _installed
     if not _installed:
         _installed = True
@@ -104,8 +109,9 @@ class Target:
 def read_target(
     target: str | Path | Sequence[str], *, model: str | None = None, cluster: str | None = None
 ) -> Target:
-    """The launch in a file, or in the words of a command. `cluster`: GPU-NODESxGPUS, or a GPU alone, of which there are as many as the launch has ranks.
-    Raises `SpecError` for what is no launch."""
+    """The launch in a file, or in the words of a command. `cluster`: GPU-NODESxGPUS, or a GPU
+    alone, of which there are as many as the launch has ranks. Raises `SpecError` for what is no
+    launch."""
     if not isinstance(target, str | Path):
         return _of_command(shlex.join(target), COMMAND, Path.cwd(), model=model, cluster=cluster)
     path = Path(target)
@@ -157,7 +163,8 @@ def named_text(text: str) -> Iterator[Path]:
 
 
 def name_for(text: str) -> str:
-    """The name of a file with that text: `launch` with the ending of a script, a document or a Python program."""
+    """The name of a file with that text: `launch` with the ending of a script, a document or a
+    Python program."""
     ending = ".sh"
     if started_by(text) is None:
         endings = (
@@ -171,7 +178,8 @@ def name_for(text: str) -> str:
 
 @contextmanager
 def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
-    """A folder with texts that came from elsewhere, for as long as it is needed: the path of the first of them. No other file is read meanwhile."""
+    """A folder with texts that came from elsewhere, for as long as it is needed: the path of the
+    first of them. No other file is read meanwhile."""
     if not texts:
         raise SpecError("there is no text to review", field="files")
     with TemporaryFolder("review") as folder:
@@ -203,8 +211,9 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _confined(text: str) -> str:
-    """The text with no plain path that leaves its folder, so that nobody learns which files there are: an absolute one begins with a folder that nobody has, and
-    nothing leads upward. The first line stays where it names the shell."""
+    """The text with no plain path that leaves its folder, so that nobody learns which files there
+    are: an absolute one begins with a folder that nobody has, and nothing leads upward. The first
+    line stays where it names the shell."""
     first, newline, rest = text.partition("\n")
     if first.startswith("#!"):
         return first + newline + _confined(rest) if rest else text
@@ -279,8 +288,9 @@ def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:
 
 
 def _ranks_of(draft: Draft, started: Started | None) -> tuple[int, int] | None:
-    """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`.
-    Of a program that a launcher starts on an unknown number of ranks, the baseline's are those of a usual node."""
+    """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the
+    ranks to the cluster, or they are no whole nodes of `NODE`. Of a program that a launcher starts
+    on an unknown number of ranks, the baseline's are those of a usual node."""
     if draft.nodes is not None:
         return draft.nodes
     baseline = str(draft.document.get("baseline", ""))
@@ -326,14 +336,16 @@ def _read(
 
 
 def sized(cluster: str | None, asked: tuple[int, int] | None) -> str | None:
-    """The cluster's name; that of a GPU alone with the nodes and ranks of the launch, and None where these are not known. Raises `CatalogError`."""
+    """The cluster's name; that of a GPU alone with the nodes and ranks of the launch, and None
+    where these are not known. Raises `CatalogError`."""
     if cluster is None or cluster not in catalog.gpu_names():
         return cluster
     return f"{cluster}-{asked[0]}x{asked[1]}" if asked is not None else None
 
 
 def _comments(draft: Draft, held: frozenset[str]) -> Iterator[str]:
-    """What is said of each value, behind its key or the option that holds it. `held`: options that are names in the program's text."""
+    """What is said of each value, behind its key or the option that holds it. `held`: options that
+    are names in the program's text."""
     for entry in draft.entries:
         for part in (entry, *entry.parts):
             if part.comment:

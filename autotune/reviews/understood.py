@@ -43,7 +43,8 @@ def whole(study: Study, config: ParallelConfig) -> str:
 
 
 def _trainer_words(study: Study) -> str:
-    """The trainer as people call it: their own script names the library whose training loop it runs."""
+    """The trainer as people call it: their own script names the library whose training loop it
+    runs."""
     if study.trainer != "command":
         return f"trainer {study.trainer}"
     return (

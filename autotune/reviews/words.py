@@ -1,7 +1,7 @@
 """A review as lines of text: what was understood, the verdict, the edits, the warnings.
 
-On a terminal of `WIDTH` columns or more they are at most `MOST` rows. What is most valuable stays, and the last line counts the rest: first the verdict, then edits, warnings
-and assumptions in turn.
+On a terminal of `WIDTH` columns or more they are at most `MOST` rows. What is most valuable stays,
+and the last line counts the rest: first the verdict, then edits, warnings and assumptions in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _CONTEXT = 40
 
 @dataclass(slots=True)
 class _Part:
-    """Items of one kind, the most valuable first, of which as many are shown as there is room for."""
+    """Items of one kind, the most valuable first, of which as many are shown as there is room
+    for."""
 
     noun: str
     items: Sequence[Sequence[str]]
@@ -48,7 +49,8 @@ class _Part:
 def lines_of(
     review: Review, *, tokens: float | None = None, most: int | None = MOST, width: int = WIDTH
 ) -> list[str]:
-    """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all; `width`: characters of a row."""
+    """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all;
+    `width`: characters of a row."""
 
     def wrapped(lines: Iterable[str]) -> list[str]:
         return [row for line in lines for row in _rows(line, width)]
@@ -85,7 +87,8 @@ def lines_of(
 
 
 def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
-    """Says of each part how much is shown in that many rows, in turn one of each; a line that counts the rest, where something is left out."""
+    """Says of each part how much is shown in that many rows, in turn one of each; a line that
+    counts the rest, where something is left out."""
     if room is None or sum(len(item) for part in parts for item in part.items) <= room:
         for part in parts:
             part.kept = len(part.items)
@@ -110,7 +113,8 @@ def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
 
 
 def short_lines(review: Review) -> list[str]:
-    """The same in five lines: what was understood, the verdict, the best edit, the first warning."""
+    """The same in five lines: what was understood, the verdict, the best edit, the first
+    warning."""
     found = [f"{review.target}: {review.understood}", *_verdict(review, None)]
     if review.missing:
         found = [f"no prediction without {each.what}; {each.remedy}" for each in review.missing[:3]]
@@ -288,7 +292,8 @@ def _memory(change: float) -> str:
 
 
 def _excerpt(line: LineEdit) -> str:
-    """A line as it will be, or that it goes; of one that is longer than a row, what is around the change, which is shown whole."""
+    """A line as it will be, or that it goes; of one that is longer than a row, what is around the
+    change, which is shown whole."""
     place = f"     {line.file}:{line.line}: "
     if line.after.startswith(f"{line.before}\n"):  # new lines behind it
         added = (

@@ -1,7 +1,9 @@
-"""The allocation of Slurm that this process belongs to: in a batch script, in a step, or under salloc, where the process may run on the login node.
+"""The allocation of Slurm that this process belongs to: in a batch script, in a step, or under
+salloc, where the process may run on the login node.
 
-What Slurm tells its processes (srun(1), sbatch(1)) says which job and nodes; how much time is left is asked of squeue, because older releases tell no end. Nobody waits
-for Slurm's controller: it may restart while a study runs.
+What Slurm tells its processes (srun(1), sbatch(1)) says which job and nodes; how much time is left
+is asked of squeue, because older releases tell no end. Nobody waits for Slurm's controller: it may
+restart while a study runs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import final
 from autotune.errors import RunnerError
 
 SRUN = "AUTOTUNE_SRUN"
-"""variable with further options of each srun that autotune calls, such as `--container-image=IMAGE`"""
+"""variable with further options of each srun that autotune calls, such as
+`--container-image=IMAGE`"""
 _CONTAINER = "--container"
 ANSWER_S = 30.0
 """for a command of Slurm"""
@@ -32,7 +35,8 @@ LOOK_S = 60.0
 _KEPT = re.compile(
     r"SLURM_(CONF|CLUSTER_NAME|WORKING_CLUSTER|JOB_ID|JOBID|JOB_USER|JOB_UID|JOB_GID|JOB_ACCOUNT|JOB_PARTITION)$"
 )
-"""of Slurm's variables, those that a further step needs; the others would be defaults of its options, of our own step and not of the job"""
+"""of Slurm's variables, those that a further step needs; the others would be defaults of its
+options, of our own step and not of the job"""
 
 
 @final
@@ -56,7 +60,8 @@ class Allocation:
         return ask("scontrol", "show", "hostnames", self.node_list).split()
 
     def srun(self, *options: str, nodes: int = 0, plain: bool = False) -> list[str]:
-        """The beginning of a command that runs on each node of the job beside what runs there, once; `nodes`: on so many; `plain`: not in the container."""
+        """The beginning of a command that runs on each node of the job beside what runs there,
+        once; `nodes`: on so many; `plain`: not in the container."""
         count = nodes or self.num_nodes
         return [
             *(
@@ -92,7 +97,8 @@ class Allocation:
 
 
 def allocation(environment: Mapping[str, str] | None = None) -> Allocation | None:
-    """The allocation of this process; None outside of one, and where Slurm's commands are not at hand, as in a container."""
+    """The allocation of this process; None outside of one, and where Slurm's commands are not at
+    hand, as in a container."""
     told = os.environ if environment is None else environment
     job, nodes = told.get("SLURM_JOB_ID", ""), told.get("SLURM_JOB_NODELIST", "")
     if not (
@@ -121,7 +127,8 @@ def number(told: Mapping[str, str], name: str) -> int:
 
 
 def unused_nodes() -> str:
-    """Where this process is in a job of several nodes: what `cluster: local` leaves out, in words; else empty."""
+    """Where this process is in a job of several nodes: what `cluster: local` leaves out, in words;
+    else empty."""
     job = allocation()
     if job is None or job.num_nodes < 2:
         return ""
@@ -129,7 +136,8 @@ def unused_nodes() -> str:
 
 
 def in_container() -> bool:
-    """Whether the steps of the job run in a container, whose files are not those of this process."""
+    """Whether the steps of the job run in a container, whose files are not those of this
+    process."""
     return any(word.startswith(_CONTAINER) for word in _further_options())
 
 
@@ -152,7 +160,8 @@ def is_same_host(one: str, other: str) -> bool:
 
 
 def is_on_a_node(hosts: Sequence[str]) -> bool:
-    """Whether this process runs on one of these nodes; under salloc it may run on the login node."""
+    """Whether this process runs on one of these nodes; under salloc it may run on the login
+    node."""
     here = {
         name.partition(".")[0]
         for name in (socket.gethostname(), os.environ.get("SLURMD_NODENAME", ""))
@@ -161,7 +170,8 @@ def is_on_a_node(hosts: Sequence[str]) -> bool:
 
 
 def move_to_nodes() -> None:
-    """Under salloc, whose shell may run on the login node: replaces this process by the same command on the first node of the allocation. Otherwise does nothing."""
+    """Under salloc, whose shell may run on the login node: replaces this process by the same
+    command on the first node of the allocation. Otherwise does nothing."""
     job = allocation()
     if job is None or is_on_a_node(hosts := job.hosts()):
         return
@@ -175,7 +185,8 @@ def move_to_nodes() -> None:
 
 
 def ask(*argv: str, folder: Path | None = None) -> str:
-    """What a command of Slurm says that runs in the folder. Raises `RunnerError` with its words when it fails or does not answer."""
+    """What a command of Slurm says that runs in the folder. Raises `RunnerError` with its words
+    when it fails or does not answer."""
     try:
         done = subprocess.run(
             argv,
@@ -201,7 +212,8 @@ def ask(*argv: str, folder: Path | None = None) -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """A time as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. None for any other text, such as UNLIMITED."""
+    """A time as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. None for
+    any other text, such as UNLIMITED."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if found is None:
         return None
@@ -221,7 +233,8 @@ def notice_s(limit_s: float) -> float:
 
 
 class JobClock:
-    """How long trials may still run in this job: until twice its notice before the limit, as Slurm may send its signal up to a minute early. Asked in a thread of its own."""
+    """How long trials may still run in this job: until twice its notice before the limit, as Slurm
+    may send its signal up to a minute early. Asked in a thread of its own."""
 
     def __init__(self, job: Allocation) -> None:
         self._job = job

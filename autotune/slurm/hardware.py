@@ -1,6 +1,8 @@
-"""The cluster `slurm`: the nodes of this job, with what one step on all of them finds: GPUs as the driver describes them, memory, CPUs.
+"""The cluster `slurm`: the nodes of this job, with what one step on all of them finds: GPUs as the
+driver describes them, memory, CPUs.
 
-All nodes must have the same: a config is spread evenly. What a batch script alone would see (the cluster `local`) is its own node.
+All nodes must have the same: a config is spread evenly. What a batch script alone would see (the
+cluster `local`) is its own node.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ LOOK_S = 180.0
 
 
 def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
-    """The nodes of this job without the spare ones. Raises `SpecError` outside of a job, for nodes that differ and for GPUs that no driver describes."""
+    """The nodes of this job without the spare ones. Raises `SpecError` outside of a job, for nodes
+    that differ and for GPUs that no driver describes."""
     job = allocation()
     if job is None:
         raise SpecError(

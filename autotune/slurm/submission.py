@@ -1,7 +1,9 @@
 """A study as a job of Slurm, made on the login node: NAME/study.yaml and NAME/job.sbatch.
 
-The job runs `autotune tune study.yaml --in .`: Ray on its nodes, the study's store on the first node's disk, and after every trial a copy of it in the folder, which the login
-node reads (`autotune status --in NAME`). Two jobs of one name follow each other (`--dependency=singleton`), and a job that begins again continues.
+The job runs `autotune tune study.yaml --in .`: Ray on its nodes, the study's store on the first
+node's disk, and after every trial a copy of it in the folder, which the login node reads (`autotune
+status --in NAME`). Two jobs of one name follow each other (`--dependency=singleton`), and a job
+that begins again continues.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ SBATCH_OPTIONS = frozenset({
 })  # fmt: skip
 """as sbatch(1) of Slurm 24.11 names them"""
 USUAL_LIMIT_S = 3600.0
-"""taken for the limit where only the partition knows it, to choose how early the job is told of it"""
+"""taken for the limit where only the partition knows it, to choose how early the job is told of
+it"""
 
 
 def stand_in(job: SlurmDocument) -> ClusterSpec:
-    """For `cluster: slurm` on the login node, where nobody knows yet what the nodes have: nodes of the usual kind. Raises `SpecError` without numbers."""
+    """For `cluster: slurm` on the login node, where nobody knows yet what the nodes have: nodes of
+    the usual kind. Raises `SpecError` without numbers."""
     if job.nodes is None or job.gpus_per_node is None:
         raise SpecError(
             "with `cluster: slurm` the number of nodes and GPUs must be set, because the login node cannot detect them",
@@ -66,8 +70,9 @@ def submission(
     folder: Path,
     keeps_store: bool = True,
 ) -> Submission:
-    """The files for the study of that document. `base`: folder of its paths; `folder`: where the job's folder is made; `keeps_store`: whether its results lie there,
-    and not in a database that the environment names."""
+    """The files for the study of that document. `base`: folder of its paths; `folder`: where the
+    job's folder is made; `keeps_store`: whether its results lie there, and not in a database that
+    the environment names."""
     hardware = study.at_hand or study.workload.cluster
     nodes = job.nodes if document["cluster"] == "slurm" and job.nodes else hardware.num_nodes
     gpus = hardware.gpus_per_node if not hardware.gpu.is_cpu else 0
@@ -171,7 +176,8 @@ def _slurm_time(seconds: float) -> str:
 
 
 def doubtful_options(job: SlurmDocument) -> Iterator[str]:
-    """Keys that become options of sbatch and look like a misspelling of another key or option. A site may have options of its own, so they are not refused."""
+    """Keys that become options of sbatch and look like a misspelling of another key or option. A
+    site may have options of its own, so they are not refused."""
     known = sorted({name.replace("_", "-") for name in SlurmDocument.model_fields} | SBATCH_OPTIONS)
     for key in job.options:
         name = key.replace("_", "-")
@@ -180,7 +186,8 @@ def doubtful_options(job: SlurmDocument) -> Iterator[str]:
 
 
 def check(made: Submission) -> str:
-    """What Slurm says of the job without submitting it: when it would start; empty where this machine has no sbatch. Raises `SpecError` with its words."""
+    """What Slurm says of the job without submitting it: when it would start; empty where this
+    machine has no sbatch. Raises `SpecError` with its words."""
     if shutil.which("sbatch") is None:
         return ""
     done = subprocess.run(

@@ -1,4 +1,5 @@
-"""The workloads and configs on which the laws of all trainers are checked: two nodes of 8 GPUs, a Llama-like model, a GPT and a model with experts."""
+"""The workloads and configs on which the laws of all trainers are checked: two nodes of 8 GPUs, a
+Llama-like model, a GPT and a model with experts."""
 
 from __future__ import annotations
 

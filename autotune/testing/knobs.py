@@ -1,9 +1,10 @@
-"""Which part of the program has forgotten which knob, and what the laws about knobs are checked over.
+"""Which part of the program has forgotten which knob, and what the laws about knobs are checked
+over.
 
     python -m autotune.testing.knobs     one line for each knob that a part neither reads nor declares neutral or impossible; exit code 1 when there is any
 
-The parts are all trainers (the native loop asks its own), the cost model and the simulated runner. A forgotten knob is refused by name there, so
-nothing is dropped in silence, but nobody can use it.
+The parts are all trainers (the native loop asks its own), the cost model and the simulated runner.
+A forgotten knob is refused by name there, so nothing is dropped in silence, but nobody can use it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def complaints_of(use: KnobUse) -> tuple[str, ...]:
 
 
 def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
-    """Legal configs of 2 to 8 ranks in which every knob has an effect somewhere: each axis of the mesh beside each ZeRO stage."""
+    """Legal configs of 2 to 8 ranks in which every knob has an effect somewhere: each axis of the
+    mesh beside each ZeRO stage."""
     plain = ParallelConfig(dp=2, micro_batch_size=2, accumulation_steps=4)
     alone = replace(plain, dp=1, precision="fp32")
     pipeline = replace(alone, pp=2)
@@ -79,9 +81,11 @@ def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
 def variations(
     workload: Workload, base: ParallelConfig, knobs: Iterable[str] = FIELDS
 ) -> Iterator[tuple[Knob, Any, ParallelConfig]]:
-    """(knob, value, legal config that differs from `base` in it) for each of these knobs, and each value that is neither its default nor that of `base`.
+    """(knob, value, legal config that differs from `base` in it) for each of these knobs, and each
+    value that is neither its default nor that of `base`.
 
-    Interleaved 1F1B is chosen together with stages per rank, without which it is 1F1B; everything else is changed alone.
+    Interleaved 1F1B is chosen together with stages per rank, without which it is 1F1B; everything
+    else is changed alone.
     """
     asked = list[tuple[Knob, Any, ParallelConfig]]()
     for name in knobs:

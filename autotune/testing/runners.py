@@ -1,4 +1,5 @@
-"""The contract of all runners, as a test suite. Inherit from `RunnerContract` and provide the `runner` and `request_for` fixtures:
+"""The contract of all runners, as a test suite. Inherit from `RunnerContract` and provide the
+`runner` and `request_for` fixtures:
 
 class TestMyRunner(RunnerContract):
     @pytest.fixture
@@ -37,7 +38,8 @@ def events_until_ended(
     deadline_s: float = 900.0,
     every: Callable[[RunnerEvent], None] | None = None,
 ) -> list[RunnerEvent]:
-    """Polls until each of these attempts has ended, and returns all events. Fails the test after `deadline_s` seconds."""
+    """Polls until each of these attempts has ended, and returns all events. Fails the test after
+    `deadline_s` seconds."""
     waiting = set(ids)
     seen: list[RunnerEvent] = []
     end = time.monotonic() + deadline_s

@@ -1,7 +1,8 @@
-"""The contract of all searchers, as a test suite. Subclass `SearcherContract` in a test module and name the searcher; pytest runs every test.
+"""The contract of all searchers, as a test suite. Subclass `SearcherContract` in a test module and
+name the searcher; pytest runs every test.
 
-The trials come from a small simulated world: 2 nodes of 8 GPUs, some dozens of candidates, step times and memory from a formula that is
-independent of the cost model.
+The trials come from a small simulated world: 2 nodes of 8 GPUs, some dozens of candidates, step
+times and memory from a formula that is independent of the cost model.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ WORKLOAD = Workload(
 
 
 def candidates(workload: Workload = WORKLOAD) -> list[ParallelConfig]:
-    """Every tp, pp, dp, micro-batch and ZeRO stage 0 or 1 that fills the cluster and makes the batch."""
+    """Every tp, pp, dp, micro-batch and ZeRO stage 0 or 1 that fills the cluster and makes the
+    batch."""
     gpus, batch = workload.cluster.num_gpus, workload.global_batch_sizes[0]
     powers = [1, 2, 4, 8]
     return [

@@ -1,8 +1,11 @@
-"""The contract of all trainers. Subclass `TrainerContract` in a test module, name the trainer and give log lines that it really prints.
+"""The contract of all trainers. Subclass `TrainerContract` in a test module, name the trainer and
+give log lines that it really prints.
 
-The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either launched completely, or refused by limits
-that name the knob, and whose nearest values lead to a launch. Each value of each knob changes the launch, is rejected by name, or the knob is
-declared neutral. A trainer that only Python can start (`Trainer.in_python`) refuses every launch with the line that starts it.
+The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either
+launched completely, or refused by limits that name the knob, and whose nearest values lead to a
+launch. Each value of each knob changes the launch, is rejected by name, or the knob is declared
+neutral. A trainer that only Python can start (`Trainer.in_python`) refuses every launch with the
+line that starts it.
 """
 
 from __future__ import annotations
@@ -63,9 +66,11 @@ class TrainerContract:
     workload: ClassVar[Workload] = WORKLOAD
     """what is launched"""
     settings_of_a_knob: ClassVar[Mapping[str, Any]] = {}
-    """settings that name a knob, which the trainer refuses; only where it has the option `settings`"""
+    """settings that name a knob, which the trainer refuses; only where it has the option
+    `settings`"""
     notes_count: ClassVar[bool] = False
-    """whether a note may tell the value of a knob: only where the user's own program is started, which nothing else can tell"""
+    """whether a note may tell the value of a knob: only where the user's own program is started,
+    which nothing else can tell"""
     log_lines: ClassVar[Mapping[str, StepMetrics | None]] = {}
     """lines that it prints, with what they say; None for lines that say nothing about a step"""
 
@@ -200,7 +205,8 @@ class TrainerContract:
             reading = subject.read_config(
                 PresentConfiguration.of_launch(subject.launch(workload, config, given))
             )
-            # where the user's own program is started, the launch cannot tell what only that program knows
+            # where the user's own program is started, the launch cannot tell what only that program
+            # knows
             untold = [
                 n
                 for n in FIELDS
@@ -354,7 +360,8 @@ class TrainerContract:
     def _makes_a_difference(
         self, knob: Knob, first: tuple[ParallelConfig, Told], second: tuple[ParallelConfig, Told]
     ) -> bool:
-        """Whether the second config, which differs from the first in that knob, has another launch or is rejected because of the knob."""
+        """Whether the second config, which differs from the first in that knob, has another launch
+        or is rejected because of the knob."""
         subject, (base, start), (config, told) = self.subject(), first, second
         said = f"{knob.name}={getattr(config, knob.name)}"
         if isinstance(told, tuple):

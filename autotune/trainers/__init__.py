@@ -1,4 +1,5 @@
-"""Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
+"""Trainers: a config as a launch of somebody's training program (argv, environment, files), and its
+log lines as step metrics.
 
     NAME/             a folder for each trainer, with its name: trainer.py (the class, and its instance TRAINER), knobs.py, model.py, read.py
     post_training/    what the trainers of post-training share
@@ -17,7 +18,8 @@
     launch_files.py   Launch, and `write_launch`, which writes it into a folder
     present_configuration.py   the configuration that a program has now, and what was read of it: keys of nested documents, knobs that follow from others
 
-Trainers are registered as entry points of the group `autotune.trainers`; other packages can register their own.
+Trainers are registered as entry points of the group `autotune.trainers`; other packages can
+register their own.
 
 Trials and exports use the same files: a config is measured with the launch that is exported.
 """
@@ -51,7 +53,8 @@ def trainer_names() -> tuple[str, ...]:
 def trainer(name: str) -> Trainer:
     """The trainer of that name.
 
-    Raises `CatalogError` with the nearest name when there is none, and `RunnerError` when it cannot be loaded.
+    Raises `CatalogError` with the nearest name when there is none, and `RunnerError` when it cannot
+    be loaded.
     """
     loaded = load(TRAINERS, name)
     found = loaded() if isinstance(loaded, type) else loaded
@@ -64,8 +67,9 @@ def trainer(name: str) -> Trainer:
 
 
 def python_line(name: str) -> str:
-    """The line of Python that starts the best config of that trainer's study (`Trainer.in_python`); empty where a launch does, and for a trainer that
-    cannot be loaded, which is refused where it is used."""
+    """The line of Python that starts the best config of that trainer's study (`Trainer.in_python`);
+    empty where a launch does, and for a trainer that cannot be loaded, which is refused where it is
+    used."""
     try:
         return trainer(name).in_python
     except AutotuneError:

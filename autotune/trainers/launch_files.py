@@ -1,10 +1,13 @@
-"""A launch: command, environment and files of a training job, and how they are written into a folder without overwriting other files.
+"""A launch: command, environment and files of a training job, and how they are written into a
+folder without overwriting other files.
 
-File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
-from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written; `NODE_RANK`,
-`MASTER_ADDR` and `MASTER_PORT` stand for what each node of a job receives when it starts: a runner fills them in (`Launch.on_node`), and in
-`launch.sh` they are shell variables of these names. Files hold `FOLDER` alone, and only those of trials (`output_options`). `launch.json` is the manifest: it lists every written file
-with its SHA-256, so that a second export recognizes its own files.
+File names are relative to the folder of the launch, in which its command runs unless `cwd` names
+another. A launch without files can be started from any folder. `FOLDER` in an argument or variable
+stands for the folder of the launch, which is known once it is written; `NODE_RANK`, `MASTER_ADDR`
+and `MASTER_PORT` stand for what each node of a job receives when it starts: a runner fills them in
+(`Launch.on_node`), and in `launch.sh` they are shell variables of these names. Files hold `FOLDER`
+alone, and only those of trials (`output_options`). `launch.json` is the manifest: it lists every
+written file with its SHA-256, so that a second export recognizes its own files.
 """
 
 from __future__ import annotations
@@ -59,13 +62,15 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     """text by file name, relative to the launch folder"""
     cwd: str = ""
-    """folder in which the command runs. Empty means the launch folder if there are files; `.` is the current folder"""
+    """folder in which the command runs. Empty means the launch folder if there are files; `.` is
+    the current folder"""
     python: str = ""
     """interpreter or environment whose programs take precedence over PATH; empty for PATH alone"""
     notes: tuple[str, ...] = ()
     """what you should know before you start it"""
     tuned: Mapping[str, Any] = field(default_factory=dict)
-    """how its config was found and measured, from `autotune.results.provenance`; empty if it was not tuned"""
+    """how its config was found and measured, from `autotune.results.provenance`; empty if it was
+    not tuned"""
 
     def __post_init__(self) -> None:
         if not self.argv or any("\0" in argument for argument in self.argv):
@@ -102,7 +107,8 @@ class Launch:
         )
 
     def on_node(self, rank: int, *, master_addr: str, master_port: int) -> Launch:
-        """The same launch for node number `rank`, from 0. All nodes meet at `master_addr:master_port`, which is on node 0."""
+        """The same launch for node number `rank`, from 0. All nodes meet at
+        `master_addr:master_port`, which is on node 0."""
         words = {NODE_RANK: str(rank), MASTER_ADDR: master_addr, MASTER_PORT: str(master_port)}
         return replace(
             self,
@@ -117,7 +123,8 @@ class Launch:
 
     @property
     def is_spread(self) -> bool:
-        """Whether each node needs its number or the address of node 0, because there are several."""
+        """Whether each node needs its number or the address of node 0, because there are
+        several."""
         return self._uses(NODE_RANK) or self._uses(MASTER_ADDR)
 
     @property
@@ -135,7 +142,8 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """The command alone as one line of POSIX shell; values that a node gets at start-up are variables, e.g. $NODE_RANK."""
+        """The command alone as one line of POSIX shell; values that a node gets at start-up are
+        variables, e.g. $NODE_RANK."""
         return " ".join(map(_quoted, self.argv))
 
     @property
@@ -153,7 +161,9 @@ class Launch:
 
     @property
     def script(self) -> str:
-        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are files. A job on several nodes is started by running the same script on each node, with the variables that it asks for."""
+        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are
+        files. A job on several nodes is started by running the same script on each node, with the
+        variables that it asks for."""
         lines = [
             "#!/bin/sh",
             *(f"# {line}" for line in comments(self.tuned)),
@@ -200,7 +210,8 @@ def _quoted(text: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """`name`, if it is a safe relative path: letters, digits, `_.-`, at most four parts, none of them hidden or `..`."""
+    """`name`, if it is a safe relative path: letters, digits, `_.-`, at most four parts, none of
+    them hidden or `..`."""
     if not _NAME.fullmatch(name) or name in (MANIFEST, SCRIPT):
         raise ExportError(
             f"a launch file must have a plain relative name, but is named {name!r}",
@@ -213,12 +224,15 @@ def check_file_name(name: str) -> str:
 def write_launch(
     launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None
 ) -> tuple[Path, ...]:
-    """Writes the launch files, `launch.sh` and `launch.json`, into `directory` and returns their paths, manifest last.
+    """Writes the launch files, `launch.sh` and `launch.json`, into `directory` and returns their
+    paths, manifest last.
 
-    `job`: the scheduler job for this launch (`schedulers.job_of`); its files are written with the others.
+    `job`: the scheduler job for this launch (`schedulers.job_of`); its files are written with the
+    others.
 
-    Each file is written atomically. An existing file is replaced only if an earlier export wrote it and it has not changed since. Any other
-    file, link or folder in the way raises `ExportError` before anything is written.
+    Each file is written atomically. An existing file is replaced only if an earlier export wrote it
+    and it has not changed since. Any other file, link or folder in the way raises `ExportError`
+    before anything is written.
     """
     folder = Path(directory)
     try:
@@ -294,6 +308,7 @@ def _unwritable(path: Path, error: OSError) -> ExportError:
 
 
 def started_by(python: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The command, resolved for this Python. A named interpreter starts the program directly: the `python` in its folder may be a different release."""
+    """The command, resolved for this Python. A named interpreter starts the program directly: the
+    `python` in its folder may be a different release."""
     is_one = INTERPRETER.fullmatch(os.path.basename(python)) and INTERPRETER.fullmatch(argv[0])
     return (python, *argv[1:]) if is_one else argv

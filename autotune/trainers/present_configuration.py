@@ -1,18 +1,22 @@
-"""The configuration that a training program has now: its files and command (`PresentConfiguration`), and what was read of them (`Reading`).
+"""The configuration that a training program has now: its files and command
+(`PresentConfiguration`), and what was read of them (`Reading`).
 
-A trainer that writes a launch also reads one: `read_config(build(config).present)` gives the same knobs back. The files may be the user's own: keys
-that are no knob and no option of the trainer are its `settings`, which every launch writes again.
+A trainer that writes a launch also reads one: `read_config(build(config).present)` gives the same
+knobs back. The files may be the user's own: keys that are no knob and no option of the trainer are
+its `settings`, which every launch writes again.
 
     ranks   the world size; a file alone seldom tells it, a launch command does
 
 Nested documents: mappings of mappings, as configuration files hold them.
 
-A file is JSON or TOML by the ending of its name, else YAML. A path is the keys from the outside in, joined by dots: `zero_optimization.stage`.
+A file is JSON or TOML by the ending of its name, else YAML. A path is the keys from the outside in,
+joined by dots: `zero_optimization.stage`.
 
 Reads keys of a nested document, and knows which of them were read and which are left over.
 
-A path is the keys from the outside in, joined by dots: `zero_optimization.stage`. What nobody reads is left over, so that nothing of somebody's
-configuration is dropped without a word. A value that was asked for but is not understood is no longer left over; a remark names it.
+A path is the keys from the outside in, joined by dots: `zero_optimization.stage`. What nobody reads
+is left over, so that nothing of somebody's configuration is dropped without a word. A value that
+was asked for but is not understood is no longer left over; a remark names it.
 
 Knobs that a configuration does not state because they follow from others.
 
@@ -74,7 +78,8 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
 
 
 def _of_yaml(text: str) -> Any:
-    """What a YAML text holds: by libyaml, which is ten times as fast, where it is there. Mistakes are those that Python's loader names."""
+    """What a YAML text holds: by libyaml, which is ten times as fast, where it is there. Mistakes
+    are those that Python's loader names."""
     import yaml
 
     try:
@@ -84,7 +89,8 @@ def _of_yaml(text: str) -> Any:
 
 
 def _num_values(node: Any, known: dict[int, int]) -> int:
-    """Values in a document, those of an alias wherever it stands; more than `MAX_VALUES` where a part holds itself. `known`: by the parts' identity."""
+    """Values in a document, those of an alias wherever it stands; more than `MAX_VALUES` where a
+    part holds itself. `known`: by the parts' identity."""
     if not isinstance(node, dict | list):
         return 1
     if id(node) not in known:
@@ -95,7 +101,8 @@ def _num_values(node: Any, known: dict[int, int]) -> int:
 
 
 def _complaint(error: Exception) -> str:
-    """What a parser says in its first line; of YAML's, the line of the file and the problem, which stand in its last lines."""
+    """What a parser says in its first line; of YAML's, the line of the file and the problem, which
+    stand in its last lines."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     return f"line {mark.line + 1}: {problem}" if problem and mark else str(error).splitlines()[0]
 
@@ -107,7 +114,8 @@ def document_text(name: str, document: Mapping[str, Any]) -> str:
 
 
 def merged(document: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` with the keys of `more`, also inside its mappings; `more` counts where both have a value."""
+    """`document` with the keys of `more`, also inside its mappings; `more` counts where both have a
+    value."""
     result = dict(document)
     for key, value in more.items():
         here = result.get(key)
@@ -137,7 +145,8 @@ def at_path(document: Any, path: str) -> Any:
 def without(
     document: Mapping[str, Any], is_left_out: Callable[[str, Any], bool], prefix: str = ""
 ) -> dict[str, Any]:
-    """`document` without the values, and the whole mappings, that are left out by their path and value; mappings that are emptied go too."""
+    """`document` without the values, and the whole mappings, that are left out by their path and
+    value; mappings that are emptied go too."""
     left: dict[str, Any] = {}
     for key, value in document.items():
         path = f"{prefix}{key}"
@@ -172,9 +181,11 @@ def dotted(document: Mapping[str, Any]) -> Iterator[str]:
 def split_by_path(
     document: Mapping[str, Any], patterns: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the document without the values whose path matches a pattern such as `profiling.*`, the paths that are left out)
+    """(the document without the values whose path matches a pattern such as `profiling.*`, the
+    paths that are left out)
 
-    Values that are off already, false or null, stay: without them a default could count, which may be on.
+    Values that are off already, false or null, stay: without them a default could count, which may
+    be on.
     """
     out = {
         path
@@ -200,7 +211,8 @@ class KeyReader:
     def __init__(
         self, document: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | None = None
     ) -> None:
-        """`name`: of the file, for remarks. `defaults`: what the program takes for keys that the document lacks, by dotted path."""
+        """`name`: of the file, for remarks. `defaults`: what the program takes for keys that the
+        document lacks, by dotted path."""
         self._document, self.name = document, name
         self._defaults = defaults or {}
         self._taken: set[str] = set()
@@ -273,11 +285,13 @@ class KeyReader:
         self._taken.update(paths)
 
     def keep(self, *paths: str) -> None:
-        """Counts the keys as left over, though they were read: a launch writes these very values again."""
+        """Counts the keys as left over, though they were read: a launch writes these very values
+        again."""
         self._taken.difference_update(paths)
 
     def keep_unless(self, path: str, value: Any) -> Any:
-        """The value, which is left over, also where it is the program's default, if that is not this one, which a launch writes by itself."""
+        """The value, which is left over, also where it is the program's default, if that is not
+        this one, which a launch writes by itself."""
         found = self.find(path)
         self.keep(path)
         if self.written(path) is None and found not in (None, value):
@@ -337,7 +351,8 @@ class PresentConfiguration:
 
     @property
     def ranks(self) -> int | None:
-        """The world size by the options of torchrun, which other launchers share; None where the command does not tell: `--nnodes $NODES` may be any."""
+        """The world size by the options of torchrun, which other launchers share; None where the
+        command does not tell: `--nnodes $NODES` may be any."""
         nodes, per_node = (self._launcher_count(name) for name in ("nnodes", "nproc-per-node"))
         return None if nodes is None or per_node is None else nodes * per_node
 
@@ -363,7 +378,8 @@ class PresentConfiguration:
         return KeyReader(parse_document(name, text), name)
 
     def option(self, name: str) -> str | None:
-        """The value of the program's option `--name VALUE` or `--name=VALUE`; None where the command has none."""
+        """The value of the program's option `--name VALUE` or `--name=VALUE`; None where the
+        command has none."""
         return next((value for given, value in options_of(self.argv) if given == name), None)
 
     def _launcher_count(self, name: str) -> int | None:
@@ -384,7 +400,8 @@ class Reading:
     model: Mapping[str, Any] = field(default_factory=dict)
     """fields of `ModelSpec`"""
     model_file: str = ""
-    """name of the file that is the model's config.json, among those that were read, or the path that they name"""
+    """name of the file that is the model's config.json, among those that were read, or the path
+    that they name"""
     seq_len: int | None = None
     """tokens per sequence"""
     global_batch_size: int | None = None
@@ -402,7 +419,8 @@ class Reading:
     nodes: tuple[int, int] | None = None
     """(nodes, GPUs of a node), with those that only generate"""
     rl: Mapping[str, Any] = field(default_factory=dict)
-    """keys of a spec's `rl`, of programs that post-train; lengths are the largest that the files allow"""
+    """keys of a spec's `rl`, of programs that post-train; lengths are the largest that the files
+    allow"""
     rollout: Mapping[str, Any] = field(default_factory=dict)
     """keys of its `rollout`"""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -449,7 +467,8 @@ def typed(word: str) -> Any:
 
 
 def flags_of(words: Iterable[str], meaning: Callable[[str], Any] = typed) -> dict[str, Any]:
-    """The values of a command's flags: `--name` (true), `--name value`, `--name=value`, `--name low high`. `meaning`: what a word stands for."""
+    """The values of a command's flags: `--name` (true), `--name value`, `--name=value`, `--name low
+    high`. `meaning`: what a word stands for."""
     found: dict[str, list[Any]] = {}
     values: list[Any] = []
     for word in words:
@@ -471,7 +490,8 @@ def _of_flag(values: list[Any]) -> Any:
 def completed(
     knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int | None = None
 ) -> dict[str, Any]:
-    """The knobs that are known (None: not), with those that follow from them. Raises `SpecError` where they contradict each other."""
+    """The knobs that are known (None: not), with those that follow from them. Raises `SpecError`
+    where they contradict each other."""
     found = {name: value for name, value in knobs.items() if value is not None}
     degrees = {name: found.get(name, 1) for name in ("tp", "pp", "cp")}
     if ranks is not None and "dp" not in found:

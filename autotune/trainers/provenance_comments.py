@@ -1,6 +1,7 @@
 """How a config was found and measured, as comment lines at the top of exported files.
 
-`tuned` is the document that `autotune.results.provenance` makes: plain values, in which texts (a study's name) may hold anything.
+`tuned` is the document that `autotune.results.provenance` makes: plain values, in which texts (a
+study's name) may hold anything.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ LONGEST = 160
 
 
 def comments(tuned: Mapping[str, Any]) -> list[str]:
-    """The lines, without a comment sign; none for a launch that was not tuned. Each is one printable line, whatever the names in it are."""
+    """The lines, without a comment sign; none for a launch that was not tuned. Each is one
+    printable line, whatever the names in it are."""
     if not tuned:
         return []
     study, default = tuned["study"], tuned["default"]

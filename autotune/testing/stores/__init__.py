@@ -1,4 +1,5 @@
-"""The contract of all stores, as a test suite. Inherit from `StoreContract` and provide the `store` fixture:
+"""The contract of all stores, as a test suite. Inherit from `StoreContract` and provide the `store`
+fixture:
 
 class TestMyStore(StoreContract):
     @pytest.fixture

@@ -1,4 +1,5 @@
-"""Laws of `HistoryReader`, `ObservedStore`, `CalibrationStore`, `ProfileStore` and `ReferenceLossStore`: what all studies together know."""
+"""Laws of `HistoryReader`, `ObservedStore`, `CalibrationStore`, `ProfileStore` and
+`ReferenceLossStore`: what all studies together know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What stores are filled with in tests: a study, trials that wait, were measured or failed, and what a controller writes of them."""
+"""What stores are filled with in tests: a study, trials that wait, were measured or failed, and
+what a controller writes of them."""
 
 from __future__ import annotations
 
@@ -217,7 +218,8 @@ def told(store: StudyReader, study_id: str) -> list[str]:
 def an_observed_run(
     study: Study | None, *, step_time_s: float = 0.5, program: str = "train.py"
 ) -> ObservedRun:
-    """A run of ten steps of the study's workload; with None, a run of a program of which only the end was observed."""
+    """A run of ten steps of the study's workload; with None, a run of a program of which only the
+    end was observed."""
     at = datetime(2026, 11, 3, 9, 30, tzinfo=UTC)
     seen = None
     if study is not None:

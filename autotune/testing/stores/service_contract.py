@@ -21,7 +21,8 @@ from autotune.testing.stores.sample_studies import (
 
 
 class ServiceStoreContract(AnnotationContract):
-    """Tokens are known by their text alone, the audit is read in order, counts are those of the moment."""
+    """Tokens are known by their text alone, the audit is read in order, counts are those of the
+    moment."""
 
     def test_a_token_is_known_by_its_text_alone(self, store: ServiceStore) -> None:
         token, text = store.tokens.create("ada", "submit")

@@ -28,7 +28,8 @@ from autotune.testing.stores.store_fixture import StoreFixture
 
 
 class StudyContract(StoreFixture):
-    """Studies are kept once, found, moved by compare-and-set, and every change is in the history."""
+    """Studies are kept once, found, moved by compare-and-set, and every change is in the
+    history."""
 
     # -- submission and lookup
 

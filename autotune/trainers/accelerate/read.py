@@ -1,9 +1,11 @@
-"""The file of `accelerate config` (accelerate.yaml), and the arguments of the program that is exported with it.
+"""The file of `accelerate config` (accelerate.yaml), and the arguments of the program that is
+exported with it.
 
     distributed_type   NO or MULTI_GPU: ZeRO 0; DEEPSPEED: its stage; FSDP: ZeRO 3, or 2 where weights stay gathered after the forward pass
     num_processes      the world size
 
-FSDP1's sharding strategies are read as the ZeRO stages that they are. Micro-batch and accumulation are the program's own arguments.
+FSDP1's sharding strategies are read as the ZeRO stages that they are. Micro-batch and accumulation
+are the program's own arguments.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def read(present: PresentConfiguration) -> Reading:
 
 
 def sharding_and_ranks(name: str, text: str) -> tuple[str, int, int | None]:
-    """(how ranks share the model, of `KINDS`, ZeRO stage, ranks of all machines) of a configuration of Accelerate; None: it does not say how many."""
+    """(how ranks share the model, of `KINDS`, ZeRO stage, ranks of all machines) of a configuration
+    of Accelerate; None: it does not say how many."""
     keys = KeyReader(parse_document(name, text), name)
     kind = keys.word("distributed_type", KINDS) or "NO"
     return kind, _sharding(keys)[0], keys.count("num_processes")

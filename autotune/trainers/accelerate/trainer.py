@@ -3,8 +3,9 @@
     ZeRO 0   MULTI_GPU (DDP)            ZeRO 2   FSDP2 that keeps weights gathered (fsdp_reshard_after_forward: false)
     ZeRO 1   DEEPSPEED, zero_stage 1    ZeRO 3   FSDP2
 
-Gradient accumulation is set in the program, not in the YAML; the exported program takes it as an argument. Tensor and context parallelism
-need a model that was loaded with a parallel plan: name your own program with the option `script`.
+Gradient accumulation is set in the program, not in the YAML; the exported program takes it as an
+argument. Tensor and context parallelism need a model that was loaded with a parallel plan: name
+your own program with the option `script`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class AccelerateTrainer(StepLineTrainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Pipelines and experts; tensor and context parallelism without the option script; fp8; selective recomputation."""
+        """Pipelines and experts; tensor and context parallelism without the option script; fp8;
+        selective recomputation."""
         c = effective(config)
         unplanned = "accelerate needs a program that loads its model with a parallel plan"
         return (
@@ -163,7 +165,8 @@ class AccelerateTrainer(StepLineTrainer):
 
 
 def _meeting(placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where the nodes meet, as arguments, because each node is told for itself; port 0 on one node: any free one."""
+    """Where the nodes meet, as arguments, because each node is told for itself; port 0 on one node:
+    any free one."""
     if placement.nnodes == 1:
         return ("--main_process_port", "0")
     address, port = meeting(options)

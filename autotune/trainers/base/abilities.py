@@ -1,4 +1,5 @@
-"""What a trainer can train: models, optimizers, adapters and data. Each trainer declares it, and `workload_limits` compares it with a workload."""
+"""What a trainer can train: models, optimizers, adapters and data. Each trainer declares it, and
+`workload_limits` compares it with a workload."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ UNCOMMON_SHAPES = {
     "kv_lora_rank": "latent attention",
     "mtp_layers": "multi-token prediction layers",
 }
-"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
+"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with
+what it stands for."""
 
 
 class Abilities:
@@ -21,7 +23,8 @@ class Abilities:
     optimizers: ClassVar[frozenset[str]] = frozenset({"adamw", "sgd"})
     """supported values of `Workload.optimizer`"""
     packs_documents: ClassVar[bool] = False
-    """whether it supports sequences packed from documents that do not attend to each other (`Workload.document_len`)"""
+    """whether it supports sequences packed from documents that do not attend to each other
+    (`Workload.document_len`)"""
     peft_methods: ClassVar[frozenset[str]] = frozenset()
     """supported methods of `Workload.peft`"""
     trains_pure_bf16: ClassVar[bool] = False
@@ -29,12 +32,14 @@ class Abilities:
     runs_own_program: ClassVar[bool] = False
     """whether the training loop is the user's own (`Workload.loop`)"""
     loop: ClassVar[str] = ""
-    """the trainer whose training loop it runs, one of `autotune.spec.workload.LOOPS`: the cost model counts that loop's memory and times. Empty: its own, or unknown; of a
-    loop that the cost model does not know, it counts what it knows of the native one, and says so"""
+    """the trainer whose training loop it runs, one of `autotune.spec.workload.LOOPS`: the cost
+    model counts that loop's memory and times. Empty: its own, or unknown; of a loop that the cost
+    model does not know, it counts what it knows of the native one, and says so"""
     has_unfused_attention: ClassVar[bool] = False
     """whether it can store the attention scores (`Workload.unfused_attention`)"""
     has_own_attention: ClassVar[bool] = False
-    """whether the trainer, not the user, chooses the attention kernel (`Workload.attention_kernel`)"""
+    """whether the trainer, not the user, chooses the attention kernel
+    (`Workload.attention_kernel`)"""
     trains_rl: ClassVar[bool] = False
     """whether it supports post-training steps or sequences of unequal length (`Workload.rl`)"""
     no_adapters: ClassVar[str] = "its launches do not set up adapters"
@@ -52,7 +57,8 @@ class Abilities:
     every family by its shape"""
 
     rotary_scalings: ClassVar[frozenset[str]] = frozenset()
-    """kinds of rotary scaling in a config.json that launches pass on, if it does not read the file itself"""
+    """kinds of rotary scaling in a config.json that launches pass on, if it does not read the file
+    itself"""
     rotary_remedy: ClassVar[str] = "set it in the trainer"
     """the remedy for other kinds"""
 

@@ -1,6 +1,8 @@
-"""The training program that is exported with a launch, for trainers that are libraries without a program of their own: `train.py.txt` in the trainer's folder.
+"""The training program that is exported with a launch, for trainers that are libraries without a
+program of their own: `train.py.txt` in the trainer's folder.
 
-Programs are stored as text (`*.py.txt`), because they import libraries that need not be installed here.
+Programs are stored as text (`*.py.txt`), because they import libraries that need not be installed
+here.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def program(path: str) -> str:
 
 
 def program_files(trainer: str, workload: Workload) -> dict[str, str]:
-    """The trainer's program as train.py with what it reads: the model's config.json, and where its batches come from."""
+    """The trainer's program as train.py with what it reads: the model's config.json, and where its
+    batches come from."""
     return {
         "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
         "train.py": program(f"{trainer}/train.py"),

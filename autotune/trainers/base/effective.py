@@ -1,4 +1,5 @@
-"""A config with knobs that have no effect set to their neutral value, so that no trainer refuses a config for such a knob.
+"""A config with knobs that have no effect set to their neutral value, so that no trainer refuses a
+config for such a knob.
 
 tp = 1            sequence parallelism has nothing to shard; asynchronous tensor parallelism nothing to overlap
 cp = 1            no style of context parallelism
@@ -49,7 +50,8 @@ def effective(config: ParallelConfig) -> ParallelConfig:
 def word_limit(
     config: ParallelConfig, knob: str, can: Mapping[str, Any], message: str
 ) -> tuple[Limit, ...]:
-    """A limit if the knob's value is a key of `can`, which maps each value that the trainer cannot express to the nearest that it can."""
+    """A limit if the knob's value is a key of `can`, which maps each value that the trainer cannot
+    express to the nearest that it can."""
     value = getattr(config, knob)
     return (
         (Limit(knob=knob, value=value, message=message, nearest=can[value]),)
@@ -59,7 +61,8 @@ def word_limit(
 
 
 def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...]:
-    """A limit of accelerate and of what is built on it: on CPU ranks it trains with replicated weights, whatever sharding it was asked for."""
+    """A limit of accelerate and of what is built on it: on CPU ranks it trains with replicated
+    weights, whatever sharding it was asked for."""
     if not (workload.cluster.gpu.is_cpu and config.zero_stage):
         return ()
     message = "accelerate shards only on GPUs, and would keep whole weights on CPU ranks"
@@ -67,7 +70,8 @@ def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...
 
 
 def cpu_note(workload: Workload, trainer: str) -> tuple[str, ...]:
-    """A note if the workload's ranks are CPU processes but the trainer needs a GPU for each rank."""
+    """A note if the workload's ranks are CPU processes but the trainer needs a GPU for each
+    rank."""
     if not workload.cluster.gpu.is_cpu:
         return ()
     return (f"this config is for CPU ranks, but {trainer} needs a GPU for each rank",)

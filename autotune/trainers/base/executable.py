@@ -1,8 +1,11 @@
-"""The executable of a launch: which file its first argument is on this machine, and which Python runs it.
+"""The executable of a launch: which file its first argument is on this machine, and which Python
+runs it.
 
-A name without a folder is looked for in the environment that the launch names (`Launch.python`), in PATH (the launch's own, where it sets one)
-and last beside the Python of this process, where its `torchrun` is. Where an environment is named, a Python program (`python`, `torchrun`) is that
-environment's or none: what PATH has would train with another Python. A name with a folder is relative to the folder in which the launch runs.
+A name without a folder is looked for in the environment that the launch names (`Launch.python`), in
+PATH (the launch's own, where it sets one) and last beside the Python of this process, where its
+`torchrun` is. Where an environment is named, a Python program (`python`, `torchrun`) is that
+environment's or none: what PATH has would train with another Python. A name with a folder is
+relative to the folder in which the launch runs.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ def _path(environment: Mapping[str, str]) -> str:
 
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:
-    """The Python that runs an executable: itself, or the one that its first lines name (as in `torchrun`); empty when it is no Python program."""
+    """The Python that runs an executable: itself, or the one that its first lines name (as in
+    `torchrun`); empty when it is no Python program."""
     if INTERPRETER.fullmatch(Path(executable).name):
         return executable
     try:
@@ -76,8 +80,9 @@ def python_of(executable: str, environment: Mapping[str, str]) -> str:
 
 
 def _executed(lines: list[str]) -> list[str]:
-    """What a shell script of a few lines becomes. pip writes Python programs so where the path of the interpreter is long or has a space:
-    the second line is `'''exec' "/a path/bin/python" "$0" "$@"`."""
+    """What a shell script of a few lines becomes. pip writes Python programs so where the path of
+    the interpreter is long or has a space: the second line is `'''exec' "/a path/bin/python" "$0"
+    "$@"`."""
     for line in lines[:_BEGINNING_LINES]:
         first, *rest = _words(line) or [""]
         if first == "exec":

@@ -1,4 +1,5 @@
-"""A limit: one value of a knob or of the model that a trainer cannot express, with the reason and the nearest value that it can."""
+"""A limit: one value of a knob or of the model that a trainer cannot express, with the reason and
+the nearest value that it can."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Limit:
     """One value that a trainer cannot express."""
 
     knob: str
-    """a knob of ParallelConfig or of the study, or `model.FIELD` of ModelSpec, or `workload.FIELD`, or `world_size` or `nnodes` of its placement"""
+    """a knob of ParallelConfig or of the study, or `model.FIELD` of ModelSpec, or `workload.FIELD`,
+    or `world_size` or `nnodes` of its placement"""
     value: Any
     """the value that cannot be expressed"""
     message: str
@@ -28,7 +30,8 @@ class Limit:
 
     @property
     def way_out(self) -> str:
-        """What to do instead, in words: the nearest value, the remedy, and of a degree that has neither a single rank. Empty where nothing is known."""
+        """What to do instead, in words: the nearest value, the remedy, and of a degree that has
+        neither a single rank. Empty where nothing is known."""
         nearest = "" if self.nearest is None else f"nearest: {self.knob}={value_word(self.nearest)}"
         if nearest or self.remedy:
             return "; ".join(filter(None, (nearest, self.remedy)))
@@ -78,7 +81,8 @@ def broken(workload: Workload, config: ParallelConfig, *rules: Rule) -> list[Lim
 
 
 def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
-    """Raises an `ExportError` that names every limit; does nothing when there is none. `can_move`: whether it has the option `nearest`."""
+    """Raises an `ExportError` that names every limit; does nothing when there is none. `can_move`:
+    whether it has the option `nearest`."""
     found = tuple(limits)
     if not found:
         return
@@ -95,7 +99,8 @@ def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
 def moved(
     workload: Workload, config: ParallelConfig, limits: Iterable[Limit]
 ) -> tuple[Workload, ParallelConfig]:
-    """Workload and config with the nearest values in the place of those that cannot be expressed; each limit must have one."""
+    """Workload and config with the nearest values in the place of those that cannot be expressed;
+    each limit must have one."""
     found = tuple(limits)
     model = {
         limit.knob.removeprefix("model."): limit.nearest

@@ -1,6 +1,8 @@
-"""Reasons for which a trainer has nothing for a knob: what `Trainer.cannot` says, in words that several trainers share.
+"""Reasons for which a trainer has nothing for a knob: what `Trainer.cannot` says, in words that
+several trainers share.
 
-A trainer that has a knob of its own for one of these takes the knob out of its `cannot` and reads it.
+A trainer that has a knob of its own for one of these takes the knob out of its `cannot` and reads
+it.
 """
 
 from __future__ import annotations

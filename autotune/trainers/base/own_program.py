@@ -1,7 +1,8 @@
 """The user's own program, which a trainer starts with the configuration files that it writes.
 
-The program runs in its own folder `cwd`, so that the files that it opens are found there; its arguments name the configuration files by their whole
-path. In a spec that is a file, `cwd` is that file's folder where the program's path is relative (`autotune.schema.files`).
+The program runs in its own folder `cwd`, so that the files that it opens are found there; its
+arguments name the configuration files by their whole path. In a spec that is a file, `cwd` is that
+file's folder where the program's path is relative (`autotune.schema.files`).
 
 The name of what trains: runs of one name are of one program, whose level of speed they share.
 """
@@ -28,7 +29,8 @@ def program_name(trainer: str, options: Mapping[str, Any]) -> str:
 
 
 def name_in(words: Sequence[Any]) -> str:
-    """The file or module of Python that a command starts, else its last word before options; empty without words."""
+    """The file or module of Python that a command starts, else its last word before options; empty
+    without words."""
     plain = [word for word in words if isinstance(word, str)]
     for at, word in enumerate(plain):
         if (

@@ -2,8 +2,9 @@
 
     world_size = tp * pp * dp * cp = nnodes * nproc_per_node
 
-Every node runs the same command but for its number. Several nodes meet at `master_addr:master_port` on node 0: the static rendezvous of
-torch.distributed.run, in which node 0 has rank 0. One node finds a free port by itself (`--standalone`).
+Every node runs the same command but for its number. Several nodes meet at `master_addr:master_port`
+on node 0: the static rendezvous of torch.distributed.run, in which node 0 has rank 0. One node
+finds a free port by itself (`--standalone`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Placement:
 
 
 def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
-    """The smallest number of nodes with equally many ranks that holds the config. Raises `ExportError` when the cluster has too few."""
+    """The smallest number of nodes with equally many ranks that holds the config. Raises
+    `ExportError` when the cluster has too few."""
     world = config.world_size
     per_node = next(n for n in range(min(world, cluster.gpus_per_node), 0, -1) if world % n == 0)
     if world // per_node > cluster.num_nodes:
@@ -55,15 +57,18 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
 
 
 def meeting(options: Mapping[str, Any]) -> tuple[str, str]:
-    """Address and port where several nodes meet: the trainer's options, or the words that stand for what is known when the nodes start."""
+    """Address and port where several nodes meet: the trainer's options, or the words that stand for
+    what is known when the nodes start."""
     return options["master_addr"] or MASTER_ADDR, str(options["master_port"] or MASTER_PORT)
 
 
 def meeting_variables(placement: Placement) -> dict[str, str]:
-    """Where the nodes of a program that is told nothing by arguments meet, as launchers read it by themselves; empty for one node.
+    """Where the nodes of a program that is told nothing by arguments meet, as launchers read it by
+    themselves; empty for one node.
 
-    torchrun takes the default of an option --some-name from PET_SOME_NAME (torch/distributed/argparse_util.py, class `env`); an option that is given
-    wins. So a plain `torchrun train.py` runs on several nodes as it is.
+    torchrun takes the default of an option --some-name from PET_SOME_NAME
+    (torch/distributed/argparse_util.py, class `env`); an option that is given wins. So a plain
+    `torchrun train.py` runs on several nodes as it is.
     """
     if placement.nnodes == 1:
         return {}
@@ -78,7 +83,8 @@ def meeting_variables(placement: Placement) -> dict[str, str]:
 def torchrun(
     placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0
 ) -> tuple[str, ...]:
-    """The beginning of the command; the program and its arguments follow. Without address or port the words that stand for them are written."""
+    """The beginning of the command; the program and its arguments follow. Without address or port
+    the words that stand for them are written."""
     if placement.nnodes == 1:
         rendezvous: tuple[str, ...] = ("--standalone",)
     else:
@@ -99,7 +105,8 @@ def torchrun(
 
 
 def tf32_environment(precision: str) -> dict[str, str]:
-    """The variable that switches TF32 for fp32 matrix products on or off; ATen reads it at its start (aten/src/ATen/Context.cpp)."""
+    """The variable that switches TF32 for fp32 matrix products on or off; ATen reads it at its
+    start (aten/src/ATen/Context.cpp)."""
     if precision not in ("fp32", "tf32"):
         return {}
     return {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1" if precision == "tf32" else "0"}

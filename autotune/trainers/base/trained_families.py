@@ -1,4 +1,5 @@
-"""Which families of a `config.json` each trainer that ships trains as the file means them, and so whom to ask where one cannot.
+"""Which families of a `config.json` each trainer that ships trains as the file means them, and so
+whom to ask where one cannot.
 
 megatron           what pretrain_gpt.py has flags for             megatron_bridge    what AutoBridge has a bridge for (`register_bridge`, release 0.3)
 nanotron           its classes Llama and Qwen2                    torchtitan         what release 0.3 has the parts of, with the builder of an export
@@ -40,7 +41,8 @@ _OWN_LOOPS = {
 
 
 def who_trains(family: str, *, but: str = "") -> str:
-    """The trainers that train a file of this family, as people read them, without the one that refuses it."""
+    """The trainers that train a file of this family, as people read them, without the one that
+    refuses it."""
     known = FAMILIES.get(family)
     by_class = (
         (*OF_TRANSFORMERS, "native ({hf: PATH})")

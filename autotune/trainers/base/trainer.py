@@ -1,9 +1,12 @@
-"""The base class of trainers: how to launch a config with somebody's training loop, and how to read its log.
+"""The base class of trainers: how to launch a config with somebody's training loop, and how to read
+its log.
 
-A trainer is one folder in `autotune/trainers/`. The folder's name is the trainer's name, and the last line of its `trainer.py` is `TRAINER = TheClass()`. The
-class says which knobs it reads (`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
-its own log lines (`parse_line`). Values of a knob that it does not name are rejected. The checks that all trainers share, of options, ranks and
-batch, are in `launch` here.
+A trainer is one folder in `autotune/trainers/`. The folder's name is the trainer's name, and the
+last line of its `trainer.py` is `TRAINER = TheClass()`. The class says which knobs it reads
+(`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes
+the launch (`build`) and reads its own log lines (`parse_line`). Values of a knob that it does not
+name are rejected. The checks that all trainers share, of options, ranks and batch, are in `launch`
+here.
 """
 
 from __future__ import annotations
@@ -58,20 +61,22 @@ class Trainer(Abilities, ABC):
     summary: ClassVar[str]
     """one line: what it starts, and what it writes"""
     checked_against: ClassVar[str] = ""
-    """the package releases that its launches were checked against; empty if no other package is involved"""
+    """the package releases that its launches were checked against; empty if no other package is
+    involved"""
     in_python: ClassVar[str] = ""
-    """for a trainer that can only be started from Python, the line of code that starts the best config (the trainer's `build` then raises `ExportError`). Empty: a
-    launch starts it"""
+    """for a trainer that can only be started from Python, the line of code that starts the best
+    config (the trainer's `build` then raises `ExportError`). Empty: a launch starts it"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """its options in addition to the config"""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """names of the knobs that it handles: each value changes the launch or is rejected by a limit. List every name, so that a later knob is not
-    included by mistake"""
+    """names of the knobs that it handles: each value changes the launch or is rejected by a limit.
+    List every name, so that a later knob is not included by mistake"""
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {
         "micro_batch_size",
         "accumulation_steps",
     }
-    """knobs whose values its limits depend on: configs that differ only in other knobs have the same limits"""
+    """knobs whose values its limits depend on: configs that differ only in other knobs have the
+    same limits"""
     limited_by_own: ClassVar[frozenset[str]] = frozenset()
     """the study's own knobs that its limits depend on, by name"""
     same_data: ClassVar[bool] = False
@@ -80,19 +85,22 @@ class Trainer(Abilities, ABC):
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """knobs, and single values such as `recompute=norm`, that it does not support, each with the reason"""
+    """knobs, and single values such as `recompute=norm`, that it does not support, each with the
+    reason"""
 
     @abstractmethod
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """The values of the knobs it reads that it cannot express; empty if there are none. `options` are checked and complete."""
+        """The values of the knobs it reads that it cannot express; empty if there are none.
+        `options` are checked and complete."""
 
     @abstractmethod
     def build(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> Launch:
-        """The launch of a config for which `find_limits` found nothing; `options` are checked and complete."""
+        """The launch of a config for which `find_limits` found nothing; `options` are checked and
+        complete."""
 
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -101,14 +109,17 @@ class Trainer(Abilities, ABC):
     can_import: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
     recognized_by: ClassVar[tuple[str, ...]] = ()
-    """what identifies its configuration, so that `autotune init` recognizes the trainer: paths of keys from the top of a document
-    (`parallelism.tp_mode`), whole words of a command or of a Python file (`--num-layers`)"""
+    """what identifies its configuration, so that `autotune init` recognizes the trainer: paths of
+    keys from the top of a document (`parallelism.tp_mode`), whole words of a command or of a Python
+    file (`--num-layers`)"""
     settings_file: ClassVar[str] = ""
     """name of the launch file that holds `settings`"""
 
     def read_config(self, present: PresentConfiguration) -> Reading:
-        """The current configuration of a program that uses this trainer: what `read` in its folder's `read.py` returns. Write that function, or override this
-        method, and set `can_import`, if the trainer's own files can be read: reading a launch must give the launched config. Raises `SpecError` if the files do not belong to this trainer."""
+        """The current configuration of a program that uses this trainer: what `read` in its
+        folder's `read.py` returns. Write that function, or override this method, and set
+        `can_import`, if the trainer's own files can be read: reading a launch must give the
+        launched config. Raises `SpecError` if the files do not belong to this trainer."""
         if not self.can_import:
             raise SpecError(
                 f"the {self.name} trainer has no configuration format to read",
@@ -126,7 +137,8 @@ class Trainer(Abilities, ABC):
         return found
 
     watching: ClassVar[tuple[str, ...]] = ()
-    """patterns of settings that only monitor a run, such as `profiling.*`: exports have them, but trials do not, because they would slow the steps"""
+    """patterns of settings that only monitor a run, such as `profiling.*`: exports have them, but
+    trials do not, because they would slow the steps"""
 
     @final
     def in_trial(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,26 +165,29 @@ class Trainer(Abilities, ABC):
         return self.parse_line
 
     step_marks: ClassVar[tuple[str, ...]] = ()
-    """texts such that each line read by `parse_line` contains at least one of them; empty if unknown"""
+    """texts such that each line read by `parse_line` contains at least one of them; empty if
+    unknown"""
 
     def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
-        """Tests which lines may describe a step; the others are left out if a log is too long. Override it if what `reader` reads from a line depends on
-        earlier lines."""
+        """Tests which lines may describe a step; the others are left out if a log is too long.
+        Override it if what `reader` reads from a line depends on earlier lines."""
         read = self.reader(options)
         return LineTest(may_tell=lambda line: read(line) is not None, marks=self.step_marks)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
-        """Why a launch with these options cannot pass the study's own knob `name` on, as text; empty if it can."""
+        """Why a launch with these options cannot pass the study's own knob `name` on, as text;
+        empty if it can."""
         return f"this trainer's launches cannot set a study's own knob; {own_knob_remedy(name)}"
 
     def check_options(
         self, options: Mapping[str, Any], own_knobs: Iterable[str]
     ) -> None:  # nothing to check is the rule
-        """Raise `SpecError` for options that are wrong for any config; `own_knobs`: names of the study's own knobs. Override it if options are more
-        than plain values."""
+        """Raise `SpecError` for options that are wrong for any config; `own_knobs`: names of the
+        study's own knobs. Override it if options are more than plain values."""
 
     def for_space(self, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study, completed from its space; `fixed`: the knobs with one value in all its configs."""
+        """The options of a study, completed from its space; `fixed`: the knobs with one value in
+        all its configs."""
         return dict(options)
 
     @final
@@ -187,10 +202,11 @@ class Trainer(Abilities, ABC):
     def limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
     ) -> tuple[Limit, ...]:
-        """The values of this config that it cannot express; empty if there are none. `options`: as passed to `launch`.
+        """The values of this config that it cannot express; empty if there are none. `options`: as
+        passed to `launch`.
 
-        They are of three kinds: values that the trainer declares impossible, non-default values of knobs that it has not declared, and the
-        study's own knobs that its launch cannot pass on.
+        They are of three kinds: values that the trainer declares impossible, non-default values of
+        knobs that it has not declared, and the study's own knobs that its launch cannot pass on.
         """
         values = self.checked(options)
         refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
@@ -229,7 +245,8 @@ class Trainer(Abilities, ABC):
     def check_own_knobs(
         self, names: Iterable[str], options: Mapping[str, Any] | None = None
     ) -> None:
-        """Raise `SpecError` for the first of a study's own knobs that this trainer cannot pass on, and for options that are wrong for any config."""
+        """Raise `SpecError` for the first of a study's own knobs that this trainer cannot pass on,
+        and for options that are wrong for any config."""
         values, names = self.checked(options), tuple(names)
         for name in names:
             if message := self.own_knob_refusal(name, values):
@@ -241,7 +258,8 @@ class Trainer(Abilities, ABC):
         self.check_options(values, names)
 
     def _check_settings(self, options: Mapping[str, Any]) -> None:
-        """Raises `SpecError` for settings that knobs or options stand for: they would undo what a config says."""
+        """Raises `SpecError` for settings that knobs or options stand for: they would undo what a
+        config says."""
         given = options.get(SETTINGS.name)
         if not given:
             return
@@ -256,7 +274,8 @@ class Trainer(Abilities, ABC):
 
     @final
     def checked(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        """All options with their values, defaults filled in. Raises `SpecError` for an unknown option or a wrong type."""
+        """All options with their values, defaults filled in. Raises `SpecError` for an unknown
+        option or a wrong type."""
         known = {option.name: option for option in self.options}
         for name in options or {}:
             if name not in known:
@@ -278,7 +297,9 @@ class Trainer(Abilities, ABC):
     ) -> Launch:
         """The launch of a config with this trainer.
 
-        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit on the cluster or the trainer cannot express the config. With the option `nearest`, it uses the nearest values that the trainer can express and lists them in a note.
+        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit on the
+        cluster or the trainer cannot express the config. With the option `nearest`, it uses the
+        nearest values that the trainer can express and lists them in a note.
         """
         values = self.checked(options)
         limits = self.limits(workload, config, values)
@@ -344,7 +365,8 @@ class StepLineTrainer(Trainer):
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
-    """The option's value. Raise an `ExportError` that says why the option is needed, if it was left out."""
+    """The option's value. Raise an `ExportError` that says why the option is needed, if it was left
+    out."""
     if not options.get(name):
         raise ExportError(
             f"{because}, but {name} is not set", remedy=f"set the option {name}", field=name

@@ -1,4 +1,5 @@
-"""Options: what a trainer is told beside the config, and what each of them can reach on the machine that runs the trials."""
+"""Options: what a trainer is told beside the config, and what each of them can reach on the machine
+that runs the trials."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MAX_OPTION = 4096
 
 
 class Reach(StrEnum):
-    """What the value of an option names on the machine that runs the trials. A service lets its callers set options by this."""
+    """What the value of an option names on the machine that runs the trials. A service lets its
+    callers set options by this."""
 
     NOTHING = "nothing"
     """a number, a flag or a plain word"""
@@ -28,7 +30,8 @@ class Reach(StrEnum):
     PROGRAM = "program"
     """a program, an interpreter, or the folder in which one runs"""
     ARGUMENT = "argument"
-    """text that a program, or the trainer's own file of settings, gets as it is: it may name anything"""
+    """text that a program, or the trainer's own file of settings, gets as it is: it may name
+    anything"""
     ADDRESS = "address"
     """an address or a name on the network"""
     ENVIRONMENT = "environment"
@@ -46,21 +49,26 @@ class Option:
     default: Any = None
     """its value when it is left out; also determines its type (None: text)"""
     export_only: bool = False
-    """whether only exports use it: trials take the value from the study, so a study may not set it"""
+    """whether only exports use it: trials take the value from the study, so a study may not set
+    it"""
     is_path: bool = False
-    """whether it may be the path of a file or folder (or the beginning of one): a relative one that exists beside the spec is read as such"""
+    """whether it may be the path of a file or folder (or the beginning of one): a relative one that
+    exists beside the spec is read as such"""
     reach: Reach | None = None
-    """what its value names on the machine that runs the trials; None if undeclared, in which case a service rejects it"""
+    """what its value names on the machine that runs the trials; None if undeclared, in which case a
+    service rejects it"""
     choices: tuple[str, ...] = ()
-    """the words that it may be; empty if any word is allowed. A number is taken as it is written: YAML reads `version: 0.3` as one"""
+    """the words that it may be; empty if any word is allowed. A number is taken as it is written:
+    YAML reads `version: 0.3` as one"""
     least: int = 0
     """smallest value of a number"""
     most: int | None = None
     """largest value of a number; None if any is allowed"""
 
     def check(self, value: Any) -> Any:
-        """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises
-        `SpecError` for a value of another type, and for a number that is not finite or out of bounds."""
+        """`value` in the option's type. Text from a command line is converted to numbers, flags,
+        and JSON lists and mappings. Raises `SpecError` for a value of another type, and for a
+        number that is not finite or out of bounds."""
         if self.choices:
             return self._chosen(value)
         typed = self._typed(value)

@@ -1,6 +1,8 @@
-"""The training loop of a workload, by the name under which the cost model keeps its facts and constants.
+"""The training loop of a workload, by the name under which the cost model keeps its facts and
+constants.
 
-the loop that the workload states (`Workload.loop`), else the one that its trainer declares (`Trainer.loop`), else the trainer's own name
+the loop that the workload states (`Workload.loop`), else the one that its trainer declares
+(`Trainer.loop`), else the trainer's own name
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ def training_loop(workload: Workload) -> str:
 
 
 def _declared(trainer: str) -> str:
-    """What the trainer declares; its own name where it declares nothing, or cannot be loaded, which is said where it is used."""
+    """What the trainer declares; its own name where it declares nothing, or cannot be loaded, which
+    is said where it is used."""
     if trainer in LOOPS or trainer not in registered(TRAINERS):
         return trainer
     try:

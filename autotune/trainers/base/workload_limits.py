@@ -1,9 +1,11 @@
-"""What autotune's own training loop cannot do with a model that code builds: what needs a plan that the model does not bring, and what only the decoder
-that ships is made for.
+"""What autotune's own training loop cannot do with a model that code builds: what needs a plan that
+the model does not bring, and what only the decoder that ships is made for.
 
-Always: DDP and ZeRO 0 to 3 with replicas, accumulation, precision, `recompute=full`, compilation, adapters. With a tensor plan: tp. With a split: pp.
+Always: DDP and ZeRO 0 to 3 with replicas, accumulation, precision, `recompute=full`, compilation,
+adapters. With a tensor plan: tp. With a split: pp.
 
-What a trainer cannot be told of the workload and its model, whatever the config: from what the trainer declares of itself.
+What a trainer cannot be told of the workload and its model, whatever the config: from what the
+trainer declares of itself.
 
 Launchers in a command, and configs of which they would silently start only a part.
 
@@ -12,7 +14,8 @@ Launchers in a command, and configs of which they would silently start only a pa
                                          (accelerate 1.15, commands/launch.py: `launch_command` ends in `simple_launcher` where there is no GPU)
     deepspeed                            starts all nodes from one of them, or only its own, unless it is told its number (`--no_ssh`)
 
-A launcher is the first word of the command, or the module that its Python runs. Other programs, and launchers inside scripts, are not known.
+A launcher is the first word of the command, or the module that its Python runs. Other programs, and
+launchers inside scripts, are not known.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 
 
 def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
-    """What the loop cannot do with sequences of unequal length; none for sequences of one length but the knobs that only the former have."""
+    """What the loop cannot do with sequences of unequal length; none for sequences of one length
+    but the knobs that only the former have."""
     rl = workload.rl
     if rl is None:
         named = [name for name in c.extra if name in RL_KNOBS]
@@ -88,7 +92,8 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
-    """For a trainer that builds models from shapes: it cannot be given a user's module, nor a model of which the number of weights alone is known."""
+    """For a trainer that builds models from shapes: it cannot be given a user's module, nor a model
+    of which the number of weights alone is known."""
     if model.is_counted:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
@@ -171,7 +176,8 @@ def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
 
 
 def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
-    """The loop can take the loss of transformers' own classes in their output projection, chunk by chunk."""
+    """The loop can take the loss of transformers' own classes in their output projection, chunk by
+    chunk."""
     return (
         Rule(
             c.loss != "own" and code.module,
@@ -261,7 +267,8 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
 
 
 def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
-    """A module of the user's, a family that it would train as another, and shapes that it does not build."""
+    """A module of the user's, a family that it would train as another, and shapes that it does not
+    build."""
     model = workload.model
     if not (trainer.trains_modules or trainer.has_own_model):
         yield from module_limits(model, trainer.name)
@@ -307,7 +314,8 @@ MACHINES = (
     *("--multi_gpu", "--num_machines={nnodes}", "--machine_rank={node_rank}"),
     *("--main_process_ip={master_addr}", "--main_process_port={master_port}"),
 )
-"""options of `accelerate launch` for several nodes; without the first, nodes of one GPU each train alone (commands/launch.py of accelerate 1.15)"""
+"""options of `accelerate launch` for several nodes; without the first, nodes of one GPU each train
+alone (commands/launch.py of accelerate 1.15)"""
 _FORMS_RANKS = ("--multi_gpu", "--config_file", "--use_fsdp", "--use_deepspeed")
 """options with any of which it forms ranks on nodes of one GPU each too"""
 DEEPSPEED_ONE = ("--num_gpus={nproc_per_node}", "--master_port={master_port}")
@@ -316,13 +324,15 @@ DEEPSPEED_NODES = (
     *("--hostfile=hostfile", "--no_ssh", "--num_nodes={nnodes}", "--num_gpus={nproc_per_node}"),
     *("--node_rank={node_rank}", "--master_addr={master_addr}", "--master_port={master_port}"),
 )
-"""those for several nodes. Without a hostfile (a line `HOST slots=GPUS` for each node) DeepSpeed knows one node and refuses any other rank (launcher/runner.py)"""
+"""those for several nodes. Without a hostfile (a line `HOST slots=GPUS` for each node) DeepSpeed
+knows one node and refuses any other rank (launcher/runner.py)"""
 
 
 def launcher_limits(
     argv: Sequence[str], placement: Placement, cluster: ClusterSpec
 ) -> Iterator[Limit]:
-    """Why the launcher in this command would start fewer ranks than the config has, or apart from each other. `argv`: as the spec has it."""
+    """Why the launcher in this command would start fewer ranks than the config has, or apart from
+    each other. `argv`: as the spec has it."""
     name = _launcher(argv)
     if (
         name == "accelerate"
@@ -383,7 +393,8 @@ def _launcher(argv: Sequence[str]) -> str:
 
 
 def _has(argv: Sequence[str], option: str, value: str = "") -> bool:
-    """Whether the option is there, with that value if one is given; it may be written with hyphens inside, too."""
+    """Whether the option is there, with that value if one is given; it may be written with hyphens
+    inside, too."""
     for place, word in enumerate(argv):
         name, _, rest = word.partition("=")
         if name.replace("_", "-") == option.replace("_", "-"):

@@ -1,4 +1,5 @@
-"""The option `overrides` of a program: values that its own text sets, and that each trial sets otherwise.
+"""The option `overrides` of a program: values that its own text sets, and that each trial sets
+otherwise.
 
     argv: [torchrun, "--nproc-per-node={nproc_per_node}", train.py]
     overrides:
@@ -7,9 +8,11 @@
         TrainingArguments.bf16: {precision: {bf16: true, fp32: false}}
         TrainingArguments.max_steps: "{steps}"
 
-Keys are places in the text (see `overriding.py`). A value is text with placeholders, of which one alone keeps its type, a value of any other kind, or the
-value for each value of one knob. The file is not changed: a trial, and the exported launch, start it by a file of the same name that sets the values.
-A training has only those that name a knob: steps, seed, `{trial_dir}` and what has no placeholder are a trial's alone.
+Keys are places in the text (see `overriding.py`). A value is text with placeholders, of which one
+alone keeps its type, a value of any other kind, or the value for each value of one knob. The file
+is not changed: a trial, and the exported launch, start it by a file of the same name that sets the
+values. A training has only those that name a knob: steps, seed, `{trial_dir}` and what has no
+placeholder are a trial's alone.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ def expressions(overrides: Mapping[str, Any]) -> Iterator[Expression]:
 def check_overrides(
     overrides: Mapping[str, Any], argv: Sequence[str], known: frozenset[str]
 ) -> None:
-    """Raises `SpecError` for a file that the command does not start by its path, an unknown placeholder, and a value that is no literal."""
+    """Raises `SpecError` for a file that the command does not start by its path, an unknown
+    placeholder, and a value that is no literal."""
     for name, places in overrides.items():
         where = f"trainer.overrides.{name}"
         if name not in argv:
@@ -89,7 +93,8 @@ def check_overrides(
 
 
 def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
-    """Raises `SpecError` for a place that its file does not have, or has several times. A file that is not below `folder` is looked at when it starts."""
+    """Raises `SpecError` for a place that its file does not have, or has several times. A file that
+    is not below `folder` is looked at when it starts."""
     for name, places in overrides.items():
         if not isinstance(name, str):
             continue  # refused with the other options

@@ -1,4 +1,5 @@
-"""Runs a Python program with other values in the place of some that its own text sets. The file itself stays as it is.
+"""Runs a Python program with other values in the place of some that its own text sets. The file
+itself stays as it is.
 
     {"TrainingArguments.bf16": True, "DataLoader:41.batch_size": 8, "BATCH": 16, "config.accumulate": 2}
 
@@ -6,8 +7,8 @@
     CALL:LINE.KEYWORD  the same of the call in that line, where there are several
     NAME, OBJECT.NAME  the one assignment to it
 
-A launch has this file with the program's path and the values in it; it needs nothing but Python. The program runs as `__main__`, with its own `__file__`,
-folder, arguments and line numbers.
+A launch has this file with the program's path and the values in it; it needs nothing but Python.
+The program runs as `__main__`, with its own `__file__`, folder, arguments and line numbers.
 """
 
 from __future__ import annotations

@@ -5,13 +5,19 @@
       argv: [torchrun, "--nproc-per-node={nproc_per_node}", train.py, "--tp={tp}", "--micro-batch={micro_batch_size}"]
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
-Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
-{nproc_per_node} {model} {seed} {steps}`, in arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started, `{trial_dir}` into which a trial writes, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
-are rendered for each trial (see `documents/program_files.py`) into a folder of its own, `{files}`; `overrides` are values that the program's own text sets
-(see `command/overrides.py`). No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `logs/formats.py`).
+Placeholders are the knobs of the config, including a study's own, the sizes of the model,
+`{seq_len} {global_batch_size} {world_size} {nnodes} {nproc_per_node} {model} {seed} {steps}`, in
+arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started,
+`{trial_dir}` into which a trial writes, and arithmetic over them (see `placeholders.py`); `values`
+says what their values are written as. `files` are rendered for each trial (see
+`documents/program_files.py`) into a folder of its own, `{files}`; `overrides` are values that the
+program's own text sets (see `command/overrides.py`). No shell is involved. Without `metrics`, JSON
+objects, loss dictionaries and progress bars are read (see `logs/formats.py`).
 
-A knob that no placeholder mentions or determines must have one value in all configs, its default or the one in `fixed`, else the program would train something
-else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
+A knob that no placeholder mentions or determines must have one value in all configs, its default or
+the one in `fixed`, else the program would train something else than the config says. A study's
+`fixed` holds the knobs with one value in its space: such a program is started with that value
+anyway.
 """
 
 from __future__ import annotations
@@ -66,7 +72,8 @@ _IMPLIED = {
 }
 """knobs that other placeholders determine too: any of these suffices"""
 _DIVIDES = frozenset({"global_batch_size", "accumulation_steps"})
-"""placeholders of a program that divides the batch of all ranks by its ranks and accumulation: together they determine the micro-batch"""
+"""placeholders of a program that divides the batch of all ranks by its ranks and accumulation:
+together they determine the micro-batch"""
 _SURROUNDINGS = frozenset(
     {
         *(f.name for f in fields(ModelSpec) if f.name not in ("name", "code")),
@@ -86,9 +93,11 @@ _SURROUNDINGS = frozenset(
 )
 """placeholders that are not knobs"""
 _NODE = ("node_rank", "master_addr", "master_port")
-"""placeholders of the node that is started: known in arguments and variables, not in files, which are the same on all nodes"""
+"""placeholders of the node that is started: known in arguments and variables, not in files, which
+are the same on all nodes"""
 _TRIAL = "trial_dir"
-"""placeholder of the folder of a trial's own into which it writes; in an export, one beside its `launch.sh`"""
+"""placeholder of the folder of a trial's own into which it writes; in an export, one beside its
+`launch.sh`"""
 _IN_FILES = "{files}"
 """`cwd` of a program that runs in the folder of its rendered files"""
 _UNNAMED = "argv, env, files and overrides have no placeholder {{{}}}, so the program would not receive this knob"
@@ -194,7 +203,8 @@ class CommandTrainer(Trainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Knobs that no placeholder passes to the program, and configs that its launcher would start only in part."""
+        """Knobs that no placeholder passes to the program, and configs that its launcher would
+        start only in part."""
         if not options["argv"]:
             return ()
         named, fixed, default = self._named(options), options["fixed"], ParallelConfig()
@@ -239,14 +249,16 @@ class CommandTrainer(Trainer):
         return tuple(limits)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
-        """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
+        """A placeholder carries it, as it does every knob; its name must not be one that stands for
+        something else."""
         if name in _SURROUNDINGS or name in _NODE or name == _TRIAL:
             return f"the placeholder {{{name}}} is reserved; rename the knob"
         is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
         return "" if is_told else _UNNAMED.format(name)
 
     def for_space(self, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds to `fixed` what needs no placeholder, because the space has one value for it and the program is started with that."""
+        """Adds to `fixed` what needs no placeholder, because the space has one value for it and the
+        program is started with that."""
         values, default = self.checked(options), ParallelConfig()
         named = self._named(values)
         needless = {
@@ -258,7 +270,8 @@ class CommandTrainer(Trainer):
         return {**options, "fixed": found} if found else dict(options)
 
     def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:
-        """Raises `SpecError` for unknown placeholders, values that cannot be written, and patterns that are not allowed."""
+        """Raises `SpecError` for unknown placeholders, values that cannot be written, and patterns
+        that are not allowed."""
         known = frozenset({*FIELDS, *_SURROUNDINGS, *own_knobs}) - {"files"}
         written = _written(options["values"], known)
         for name in options["fixed"]:
@@ -297,7 +310,8 @@ class CommandTrainer(Trainer):
     def build(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> Launch:
-        """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
+        """The command with its placeholders filled in. Arguments and variables whose value is
+        written as null are left out."""
         needs(options, "argv", "the `command` trainer starts the program in argv")
         known = self._values(workload, config, options)
         placement = place(workload.cluster, config)
@@ -333,7 +347,8 @@ class CommandTrainer(Trainer):
         return parse_step_line(line)
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
-        """The reader that `metrics` describes. Raises `SpecError` for names and patterns that are not allowed."""
+        """The reader that `metrics` describes. Raises `SpecError` for names and patterns that are
+        not allowed."""
         metrics = self.checked(options)["metrics"]
         return pattern_reader(metrics) if metrics else stock_reader()
 
@@ -347,7 +362,8 @@ class CommandTrainer(Trainer):
         )
 
     def _check_folders(self, options: Mapping[str, Any]) -> None:
-        """Raises `SpecError` for a folder that depends on who reads the spec, and for files that the program cannot find."""
+        """Raises `SpecError` for a folder that depends on who reads the spec, and for files that
+        the program cannot find."""
         cwd = options["cwd"]
         if cwd not in ("", ".", _IN_FILES) and not Path(cwd).is_absolute():
             raise SpecError(
@@ -414,7 +430,8 @@ class CommandTrainer(Trainer):
 
 
 def _check_files_of_training(options: Mapping[str, Any]) -> None:
-    """Raises `SpecError` where the exported launch would write into the folder of a trial, because nothing in `training` takes its place in `files`."""
+    """Raises `SpecError` where the exported launch would write into the folder of a trial, because
+    nothing in `training` takes its place in `files`."""
     for name, template in in_training(options, ())["files"].items():
         if any(_TRIAL in part.names for part in expressions({name: template})):
             raise SpecError(
@@ -455,7 +472,8 @@ def _variables(asked: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _text(what: str, field: str, value: Any) -> str:
-    """A number is meant as it is written; true, false and null are written in as many ways as there are programs."""
+    """A number is meant as it is written; true, false and null are written in as many ways as there
+    are programs."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value_word(value)
     if not isinstance(value, str):
@@ -474,14 +492,16 @@ def _text(what: str, field: str, value: Any) -> str:
 
 
 def _node(nnodes: int) -> dict[str, str]:
-    """The placeholders of the node that is started. One node alone is node 0 and meets nobody, but concurrent jobs need ports of their own."""
+    """The placeholders of the node that is started. One node alone is node 0 and meets nobody, but
+    concurrent jobs need ports of their own."""
     if nnodes == 1:
         return dict(zip(_NODE, ("0", "127.0.0.1", MASTER_PORT), strict=True))
     return dict(zip(_NODE, (NODE_RANK, MASTER_ADDR, MASTER_PORT), strict=True))
 
 
 def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[str, Any]]:
-    """The option `values` with its keys as words, so that a spec in JSON means what it means in YAML. Raises `SpecError`."""
+    """The option `values` with its keys as words, so that a spec in JSON means what it means in
+    YAML. Raises `SpecError`."""
     for name, texts in asked.items():
         where = f"trainer.values.{name}"
         if name not in known:

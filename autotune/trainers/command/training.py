@@ -1,10 +1,13 @@
-"""The option `training` of a program: what its exported launch has in place of what only trials are told.
+"""The option `training` of a program: what its exported launch has in place of what only trials are
+told.
 
     argv: [python, train.py, "--max_steps={steps}", "--save_strategy=no", "--seed={seed}"]
     training: {steps: 100, seed: null, "--save_strategy=no": "--save_strategy=steps", append: [--wandb]}
 
-A key is a word of `argv`, `steps`, `seed`, `append`, a variable in `env` or a name in `files`. Its value takes the place of the word or of the variable's value: text, a list
-of words, or null, which leaves it out. A null for `steps` or `seed` leaves out the words and variables that name them, so that the program's own value holds. Of a file it is what the training's has in place of the trials':
+A key is a word of `argv`, `steps`, `seed`, `append`, a variable in `env` or a name in `files`. Its
+value takes the place of the word or of the variable's value: text, a list of words, or null, which
+leaves it out. A null for `steps` or `seed` leaves out the words and variables that name them, so
+that the program's own value holds. Of a file it is what the training's has in place of the trials':
 `config.yaml: {report_every: 50}`.
 """
 
@@ -30,7 +33,8 @@ def check_training(
     files: Mapping[str, Any],
     env: Mapping[str, Any],
 ) -> None:
-    """Raises `SpecError` for a key that is no word of `argv`, and for a value that cannot take its place."""
+    """Raises `SpecError` for a key that is no word of `argv`, and for a value that cannot take its
+    place."""
     known = {*argv, *NUMBERS, APPEND, *files, *env}
     for key, value in training.items():
         where = f"trainer.training.{key}"
@@ -67,7 +71,8 @@ def check_training(
 
 
 def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
-    """The trainer's options with the argv, variables, files, steps and seed of a training; the same options where there is no `training`."""
+    """The trainer's options with the argv, variables, files, steps and seed of a training; the same
+    options where there is no `training`."""
     training = options.get("training") or {}
     if not training:
         return dict(options)

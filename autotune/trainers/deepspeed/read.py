@@ -69,7 +69,8 @@ def read(present: PresentConfiguration) -> Reading:
 
 
 def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that Hugging Face's integrations fill in, which DeepSpeed itself does not take."""
+    """The settings without those that Hugging Face's integrations fill in, which DeepSpeed itself
+    does not take."""
     inner = {
         key: _told(value) if isinstance(value, Mapping) else value
         for key, value in settings.items()
@@ -78,7 +79,8 @@ def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _precision(keys: KeyReader, *, tf32: bool) -> str | None:
-    """The number format, by the sections `bf16` and `fp16`; None where the program fills one of them in."""
+    """The number format, by the sections `bf16` and `fp16`; None where the program fills one of
+    them in."""
     is_open = AUTO in (keys.find("bf16.enabled"), keys.find("fp16.enabled"))
     if keys.flag("bf16.enabled") or keys.flag("bfloat16.enabled"):
         keys.flag("fp16.enabled")

@@ -1,9 +1,11 @@
 """DeepSpeed 0.19: `ds_config.json`, the model as Hugging Face's config, and a training program.
 
-The program that is exported with it (`train.py`) builds the model from its config and trains on your tokens or on random ones; the option `script`
-names a program of your own. Pipeline stages cannot be set in the JSON: they need a program that builds a `PipelineModule`. Tensor parallelism
-is AutoTP (`tensor_parallel.autotp_size`), whose batch law is train_batch_size = micro * accumulation * dp: read back, dp follows from it, and with the world size
-known the stages are what tp * dp leaves of it.
+The program that is exported with it (`train.py`) builds the model from its config and trains on
+your tokens or on random ones; the option `script` names a program of your own. Pipeline stages
+cannot be set in the JSON: they need a program that builds a `PipelineModule`. Tensor parallelism is
+AutoTP (`tensor_parallel.autotp_size`), whose batch law is train_batch_size = micro * accumulation *
+dp: read back, dp follows from it, and with the world size known the stages are what tp * dp leaves
+of it.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class DeepspeedTrainer(Trainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Pipelines, context and expert parallelism, fp8, selective recomputation, ZeRO 3 beside tensor parallelism."""
+        """Pipelines, context and expert parallelism, fp8, selective recomputation, ZeRO 3 beside
+        tensor parallelism."""
         c = effective(config)
         own = bool(options["script"])
         whole_layers = {} if own else {"selective": "full"}
@@ -210,8 +213,9 @@ class DeepspeedTrainer(Trainer):
     step_marks = ("global_step=", "steps:", "{")
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """`... global_step=12, RunningAvgSamplesPerSec=9.4, CurrSamplesPerSec=9.5, ... MaxMemAllocated=11.2GB`, the pipeline engine's
-        `steps: 10 loss: 2.3 iter time (s): 0.41 samples/sec: 39.0`, and the program's own JSON lines."""
+        """`... global_step=12, RunningAvgSamplesPerSec=9.4, CurrSamplesPerSec=9.5, ...
+        MaxMemAllocated=11.2GB`, the pipeline engine's `steps: 10 loss: 2.3 iter time (s): 0.41
+        samples/sec: 39.0`, and the program's own JSON lines."""
         text = clean(line)
         if speed := _SPEED.search(text):
             gib = number_in(text, _MEMORY)

@@ -1,4 +1,5 @@
-"""Configuration files that trainers read: TOML, YAML, JSON, and Hugging Face's `config.json` of a model."""
+"""Configuration files that trainers read: TOML, YAML, JSON, and Hugging Face's `config.json` of a
+model."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def to_yaml_documents(*documents: Mapping[str, Any]) -> str:
-    """The documents as one YAML stream, in the order of their keys; texts of several lines as blocks, which people can read."""
+    """The documents as one YAML stream, in the order of their keys; texts of several lines as
+    blocks, which people can read."""
     import yaml
 
     class Blocks(yaml.SafeDumper):
@@ -49,7 +51,8 @@ def to_yaml_documents(*documents: Mapping[str, Any]) -> str:
 
 
 def to_toml(document: Mapping[str, Any]) -> str:
-    """The document as TOML 1.0: values first, then each section. TOML has no null: keys without a value are left out."""
+    """The document as TOML 1.0: values first, then each section. TOML has no null: keys without a
+    value are left out."""
     lines: list[str] = []
     _write_table(document, (), lines)
     return "\n".join(lines)
@@ -74,7 +77,8 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON's texts, numbers and flags are valid in TOML; a mapping inside a list is an inline table."""
+    """JSON's texts, numbers and flags are valid in TOML; a mapping inside a list is an inline
+    table."""
     if isinstance(value, Mapping):
         pairs = (
             f"{_toml_key(key)} = {_toml_value(inner)}"
@@ -130,14 +134,16 @@ NO_DROPOUT: Mapping[str, Mapping[str, float]] = {
     "gpt_bigcode": _GPT_DROPOUT,
     "opt": {"dropout": 0.0},
 }
-"""keys of families that drop out at random by default; a trial trains without, so that configs can be compared"""
+"""keys of families that drop out at random by default; a trial trains without, so that configs can
+be compared"""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """keys of the number of positions, by family"""
 
 
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The model as Hugging Face's `config.json`: the user's own, untouched, where there is one; for a model of the catalog the published one; else
-    Mixtral with experts, Llama with a gated MLP, or GPT-2."""
+    """The model as Hugging Face's `config.json`: the user's own, untouched, where there is one; for
+    a model of the catalog the published one; else Mixtral with experts, Llama with a gated MLP, or
+    GPT-2."""
     if model.source:
         return text_document(model)
     if figures := figures_of(model):

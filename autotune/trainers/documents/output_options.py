@@ -1,7 +1,9 @@
-"""Options, variables and settings that name where a program writes, by the names that trainers and scripts give them: a trial has them name a folder of its own.
+"""Options, variables and settings that name where a program writes, by the names that trainers and
+scripts give them: a trial has them name a folder of its own.
 
-Only names that mean an output wherever they are met: a `--checkpoint_dir` may be what is loaded, a `--save` may be a flag, which its value tells. Settings are those
-of the files that a trial has rendered (`program_files`), at any depth.
+Only names that mean an output wherever they are met: a `--checkpoint_dir` may be what is loaded, a
+`--save` may be a flag, which its value tells. Settings are those of the files that a trial has
+rendered (`program_files`), at any depth.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ OUTPUT_OPTIONS = frozenset({
     "exp_dir", "exp_root", "experiment_dir", "experiment_path", "run_dir", "runs_dir", "dump_folder", "dump_dir",  # torchtitan, lingua
     "artifacts_dir", "artifact_dir",
 })  # fmt: skip
-"""their names without dashes before them, dashes within as underscores, and of a dotted name its last part"""
+"""their names without dashes before them, dashes within as underscores, and of a dotted name its
+last part"""
 HYDRA = frozenset({"hydra.run.dir", "hydra.sweep.dir"})
 """and these in whole"""
 _CHOICES = frozenset(
@@ -39,11 +42,13 @@ _CHOICES = frozenset(
 )
 """values of what is called like an output and says when, or whether, something is written"""
 LIGHTNING_CLI = "--trainer.default_root_dir"
-"""the option of every LightningCLI, which else writes its configuration and its checkpoints where it runs, and refuses to run there again"""
+"""the option of every LightningCLI, which else writes its configuration and its checkpoints where
+it runs, and refuses to run there again"""
 
 
 def with_own_outputs(launch: Launch) -> Launch:
-    """The launch with every such option in `argv`, variable in `env` and setting in `files` naming a folder of the trial's own."""
+    """The launch with every such option in `argv`, variable in `env` and setting in `files` naming
+    a folder of the trial's own."""
     words, told = list(launch.argv), []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -84,7 +89,8 @@ def with_own_outputs(launch: Launch) -> Launch:
 
 
 def _with_own_settings(name: str, text: str) -> tuple[str, list[str]]:
-    """(the file with its settings of that kind, their paths); a file of another form stays as it is."""
+    """(the file with its settings of that kind, their paths); a file of another form stays as it
+    is."""
     writer = WRITERS.get(PurePosixPath(name).suffix)
     if writer is None or not any(word in text for word in OUTPUT_OPTIONS | {"dir"}):
         return text, []
@@ -112,7 +118,8 @@ def _told(node: Any, path: str, told: list[str]) -> Any:
 
 
 def _is_own(name: str, value: str) -> bool:
-    """Whether it names an output, by a value that a trial may replace: a path, not the word of a choice."""
+    """Whether it names an output, by a value that a trial may replace: a path, not the word of a
+    choice."""
     return (
         FOLDER not in value
         and _is_path(name, value)

@@ -1,12 +1,15 @@
-"""Placeholders: `{tp}` and `{accumulation_steps * dp}` in a text, and what is written in their place.
+"""Placeholders: `{tp}` and `{accumulation_steps * dp}` in a text, and what is written in their
+place.
 
-An expression is a name, or whole-number arithmetic over names: + - * // % and parentheses, at most `MAX_EXPRESSION` characters. It is read
-into a syntax tree of which only these nodes are allowed; nothing is ever evaluated as Python. `{{` and `}}` are braces.
+An expression is a name, or whole-number arithmetic over names: + - * // % and parentheses, at most
+`MAX_EXPRESSION` characters. It is read into a syntax tree of which only these nodes are allowed;
+nothing is ever evaluated as Python. `{{` and `}}` are braces.
 
     values: {precision: {bf16: bfloat16}, flash: {true: --flash, false: null}}
 
-`values` says what a name's value is written as where the name stands alone in its braces; a value that it lacks is written as it is, and
-arithmetic takes the value itself. A value that is written as null makes a text vanish that consists of that placeholder alone.
+`values` says what a name's value is written as where the name stands alone in its braces; a value
+that it lacks is written as it is, and arithmetic takes the value itself. A value that is written as
+null makes a text vanish that consists of that placeholder alone.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ class TextTemplate:
 
     @property
     def only(self) -> Expression | None:
-        """The placeholder of which the text consists; None when there is other text, or more placeholders."""
+        """The placeholder of which the text consists; None when there is other text, or more
+        placeholders."""
         (first, *rest) = self.parts or ("",)
         return first if isinstance(first, Expression) and not rest else None
 
@@ -88,7 +92,8 @@ class Values:
     """what values are written as: the option `values`, its values as words"""
 
     def of(self, expression: Expression) -> Any:
-        """The value to write. Raises `SpecError` for an unknown name, and for arithmetic without a result."""
+        """The value to write. Raises `SpecError` for an unknown name, and for arithmetic without a
+        result."""
         check_names(expression, self.known)
         if not expression.name:
             return self._calculate(expression)
@@ -96,7 +101,8 @@ class Values:
         return self.written.get(expression.name, {}).get(value_word(value), value)
 
     def fill(self, text: str) -> str | None:
-        """The text with every placeholder replaced; None when it is one placeholder alone whose value is written as null."""
+        """The text with every placeholder replaced; None when it is one placeholder alone whose
+        value is written as null."""
         template = parse(text)
         values = [part if isinstance(part, str) else self.of(part) for part in template.parts]
         if template.only is not None and values == [None]:
@@ -106,7 +112,8 @@ class Values:
         return "".join(map(value_word, values))
 
     def typed(self, text: str) -> Any:
-        """The text with every placeholder replaced; of one placeholder alone the value itself, so that numbers stay numbers and flags stay flags."""
+        """The text with every placeholder replaced; of one placeholder alone the value itself, so
+        that numbers stay numbers and flags stay flags."""
         alone = parse(text).only
         return self.fill(text) if alone is None else self.of(alone)
 
@@ -149,7 +156,8 @@ class Values:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> TextTemplate:
-    """The text in its parts. Raises `SpecError` for braces without an expression, formats, and anything but names and arithmetic."""
+    """The text in its parts. Raises `SpecError` for braces without an expression, formats, and
+    anything but names and arithmetic."""
     try:
         pieces = list(Formatter().parse(text))
     except ValueError as error:
@@ -223,7 +231,8 @@ def _expression(source: str, text: str) -> Expression:
 
 
 def _check(node: ast.expr, where: str) -> None:
-    """Raises `SpecError` unless the tree holds names, whole numbers and the allowed operators only."""
+    """Raises `SpecError` unless the tree holds names, whole numbers and the allowed operators
+    only."""
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         _check(node.left, where)
         _check(node.right, where)

@@ -1,4 +1,5 @@
-"""The program behind a launcher, by its arguments: the one that an export brings, or the user's own.
+"""The program behind a launcher, by its arguments: the one that an export brings, or the user's
+own.
 
 torchrun --nproc-per-node=8 train.py --seq-len 2048 --steps 50
                             ^ the program, and its arguments
@@ -20,7 +21,8 @@ EXPORTED = "train.py"
 
 
 def exported_program(present: PresentConfiguration) -> Reading:
-    """The program that an export brings, by its own arguments; nothing where the command is not known."""
+    """The program that an export brings, by its own arguments; nothing where the command is not
+    known."""
     given = {name: value or True for name, value in options_of(program_of(present.argv))}
     keys = KeyReader(given, EXPORTED)
     knobs: dict[str, Any] = {
@@ -45,7 +47,8 @@ def exported_program(present: PresentConfiguration) -> Reading:
 
 
 def own_program(present: PresentConfiguration, *ours: str) -> Reading | None:
-    """The user's own program, with all its arguments; None if it is the exported one or not known. `ours`: options that an export adds."""
+    """The user's own program, with all its arguments; None if it is the exported one or not known.
+    `ours`: options that an export adds."""
     words = program_of(present.argv)
     if not words or (words[0] == EXPORTED and EXPORTED in present.files):
         return None

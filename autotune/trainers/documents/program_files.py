@@ -1,10 +1,12 @@
-"""Configuration files that a program reads, rendered from templates for each config: JSON, YAML or TOML by the file's ending.
+"""Configuration files that a program reads, rendered from templates for each config: JSON, YAML or
+TOML by the file's ending.
 
     files: {train.json: {batch: "{micro_batch_size}", name: "run-{tp}", compile: "{compile}"}}
 
-A template is the file's contents with placeholders in its texts. A text that is one placeholder alone becomes the value itself, so that numbers
-stay numbers and flags stay flags; a text with other text around stays text. Keys are written as they are. A value that `values` writes as null is
-null in JSON and YAML; TOML has no null, so its key is left out.
+A template is the file's contents with placeholders in its texts. A text that is one placeholder
+alone becomes the value itself, so that numbers stay numbers and flags stay flags; a text with other
+text around stays text. Keys are written as they are. A value that `values` writes as null is null
+in JSON and YAML; TOML has no null, so its key is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def expressions(templates: Mapping[str, Any]) -> Iterator[Expression]:
 
 
 def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raises `SpecError` for a file that cannot be written, an unknown placeholder, and one that has lost its quotes."""
+    """Raises `SpecError` for a file that cannot be written, an unknown placeholder, and one that
+    has lost its quotes."""
     for name, template in templates.items():
         where = f"trainer.files.{name}"
         check_file_name(name)

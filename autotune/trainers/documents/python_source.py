@@ -5,7 +5,8 @@
                                                                        dtype='float32',
                                                                    )
 
-Values are written as literals, so nothing in them is ever code; `Source` marks text that is code already.
+Values are written as literals, so nothing in them is ever code; `Source` marks text that is code
+already.
 """
 
 from __future__ import annotations
@@ -55,5 +56,6 @@ def literal(value: Any) -> str:
 
 
 def words(text: str) -> str:
-    """A person's text for a docstring or comment: nothing in it can end the docstring or the line."""
+    """A person's text for a docstring or comment: nothing in it can end the docstring or the
+    line."""
     return re.sub(r"[^A-Za-z0-9_. -]", "_", text)[:80]

@@ -1,6 +1,8 @@
-"""The statements of a shell script, in order: their words as they are written, and what stands between one and the next.
+"""The statements of a shell script, in order: their words as they are written, and what stands
+between one and the next.
 
-An array, a substitution `$( )` and a test `[[ ]]` are one word each. Comments, here-documents, redirections and the parentheses of subshells are left out.
+An array, a substitution `$( )` and a test `[[ ]]` are one word each. Comments, here-documents,
+redirections and the parentheses of subshells are left out.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ class Statement(NamedTuple):
     words: tuple[str, ...]
     """as they are written, quotes kept"""
     after: str
-    """`;` (also for the end of a line), `;;`, `&&`, `||`, `|`, `&`, or the `)` after a pattern or of a subshell"""
+    """`;` (also for the end of a line), `;;`, `&&`, `||`, `|`, `&`, or the `)` after a pattern or
+    of a subshell"""
     opens: int = 0
     """subshells that begin with it"""
 
 
 def statements_of(text: str) -> Iterator[Statement]:
-    """The statements of a script; one that is not shell gives some words too. In time linear in its length."""
+    """The statements of a script; one that is not shell gives some words too. In time linear in its
+    length."""
     text = text.replace("\r\n", "\n").replace("\\\n", " ")
     words: list[str] = []
     parts: list[str] = []

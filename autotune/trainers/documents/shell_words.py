@@ -1,13 +1,13 @@
 """The command in a shell script, by its words. Nothing is run: no substitution `$( )`.
 
-TP=2
-MODEL_ARGS=(--num-layers 32 --hidden-size 4096)
-if [[ "$DTYPE" == fp8 ]]; then MODEL_ARGS+=("--fp8-format hybrid"); fi
-srun torchrun --nproc_per_node $GPUS pretrain_gpt.py "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
+TP=2 MODEL_ARGS=(--num-layers 32 --hidden-size 4096) if [[ "$DTYPE" == fp8 ]]; then
+MODEL_ARGS+=("--fp8-format hybrid"); fi srun torchrun --nproc_per_node $GPUS pretrain_gpt.py
+"${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
 
-Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and what Slurm sets by the lines `#SBATCH` are put in. Of conditions (`if`, `case`,
-`&&`, `||`), comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false. Bodies of loops
-and functions count once.
+Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and what
+Slurm sets by the lines `#SBATCH` are put in. Of conditions (`if`, `case`, `&&`, `||`), comparisons
+of words and numbers, -n and -z are decided by the variables of the script; any other condition
+counts as false. Bodies of loops and functions count once.
 """
 
 from __future__ import annotations
@@ -287,7 +287,8 @@ class _Script:
 
 
 def _without_env(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[re.Match[str]]]:
-    """(a command without the variables that `env` sets for it, these variables): `srun env NAME=value python train.py`."""
+    """(a command without the variables that `env` sets for it, these variables): `srun env
+    NAME=value python train.py`."""
     begin = next((at for at, word in enumerate(words) if re.fullmatch(r"(/\S*/)?env", word)), None)
     if begin is None:
         return words, []
@@ -327,8 +328,9 @@ def _options(words: tuple[str, ...]) -> int:
 
 
 def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The command's words, up to a pipe or redirection that a variable brings; and those of each command in a text that it gives to a shell:
-    `srun bash -c "cd src && torchrun ..."`; each with the folder that it runs in, from that of the command."""
+    """The command's words, up to a pipe or redirection that a variable brings; and those of each
+    command in a text that it gives to a shell: `srun bash -c "cd src && torchrun ..."`; each with
+    the folder that it runs in, from that of the command."""
     words = _words(command)
     yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words)), ""
     for place, word in enumerate(words[:-1]):
@@ -346,7 +348,8 @@ def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> None:
-    """Sets a variable, or appends to it. What it says of itself is put in, because it means its value until now."""
+    """Sets a variable, or appends to it. What it says of itself is put in, because it means its
+    value until now."""
     value, before = value.strip(), variables.get(name, "")
     is_array = value.startswith("(") and value.endswith(")")
     if is_array:
@@ -370,7 +373,8 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
 
 
 def _elements(text: str) -> str:
-    """An array's elements as the words that `${ARRAY[@]}` without quotes becomes: an element that starts with an option is split at its spaces."""
+    """An array's elements as the words that `${ARRAY[@]}` without quotes becomes: an element that
+    starts with an option is split at its spaces."""
     try:
         elements = shlex.split(text)
     except ValueError:
@@ -436,12 +440,14 @@ def _with_variables(text: str, variables: dict[str, str], unset: dict[str, None]
 
 
 def _default(written: str | None) -> str:
-    """The text of a default; an empty one in quotes is no word where the variable stands without quotes."""
+    """The text of a default; an empty one in quotes is no word where the variable stands without
+    quotes."""
     return "" if written in (None, "''", '""') else written or ""
 
 
 def _computed(expression: str, variables: dict[str, str]) -> str:
-    """The value of whole numbers and variables with + - * / % and parentheses; empty for anything else."""
+    """The value of whole numbers and variables with + - * / % and parentheses; empty for anything
+    else."""
     filled = re.sub(
         r"[A-Za-z_]\w*",
         # it may be `${NAME:-8}`
@@ -455,7 +461,8 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
 
 
 def _number(node: ast.expr) -> int:
-    """The value of a tree of whole numbers. Raises `ValueError` and `KeyError` for anything else."""
+    """The value of a tree of whole numbers. Raises `ValueError` and `KeyError` for anything
+    else."""
     if isinstance(node, ast.BinOp):
         return _CALCULATES[type(node.op)](_number(node.left), _number(node.right))
     if not isinstance(node, ast.Constant) or type(node.value) is not int:

@@ -1,4 +1,5 @@
-"""The TrainingArguments of a file (`training_args.json`) read back, and the arguments of the program that is exported with it."""
+"""The TrainingArguments of a file (`training_args.json`) read back, and the arguments of the
+program that is exported with it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""transformers.Trainer 5: `training_args.json` with the TrainingArguments, and a training program that reads it.
+"""transformers.Trainer 5: `training_args.json` with the TrainingArguments, and a training program
+that reads it.
 
 ZeRO 0   DDP                      ZeRO 2   FSDP2 that keeps weights gathered (reshard_after_forward: false)
 ZeRO 1   DeepSpeed, stage 1       ZeRO 3   FSDP2
 
-Read back is that file, or `TrainingArguments.to_json_string()` of a program. The world size is known from the launch command alone. A dictionary under
-`deepspeed` has its own stage; a file that `deepspeed` names is not read, and a remark says so.
+Read back is that file, or `TrainingArguments.to_json_string()` of a program. The world size is
+known from the launch command alone. A dictionary under `deepspeed` has its own stage; a file that
+`deepspeed` names is not read, and a remark says so.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class HfTrainer(Trainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32, tf32, bf16 or fp16."""
+        """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32,
+        tf32, bf16 or fp16."""
         c = effective(config)
         alone = "transformers' Trainer trains a model from scratch only with data parallelism"
         return (
@@ -117,8 +120,8 @@ class HfTrainer(Trainer):
     step_marks = ("{", "'train_samples")
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """`{'loss': '2.31', 'grad_norm': '0.8', ...}` per step (quoted from release 5 on), the last line's speed, and the program's
-        own JSON lines, which know the time of a step."""
+        """`{'loss': '2.31', 'grad_norm': '0.8', ...}` per step (quoted from release 5 on), the last
+        line's speed, and the program's own JSON lines, which know the time of a step."""
         return parse_loss_dictionary(line) or parse_step_line(line)
 
 

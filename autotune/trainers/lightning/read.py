@@ -1,4 +1,5 @@
-"""The configuration of a LightningCLI (`lightning.yaml`) read back, and the arguments of the program."""
+"""The configuration of a LightningCLI (`lightning.yaml`) read back, and the arguments of the
+program."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def read(present: PresentConfiguration) -> Reading:
 
 
 def _devices(keys: KeyReader) -> int | None:
-    """Ranks of a node, of a list as many as it names: `[0, 1]` or `"0,1"`; None where the program finds out."""
+    """Ranks of a node, of a list as many as it names: `[0, 1]` or `"0,1"`; None where the program
+    finds out."""
     said = keys.find("trainer.devices")
     listed = said.split(",") if isinstance(said, str) and "," in said else said
     if isinstance(listed, list):

@@ -1,22 +1,25 @@
-"""PyTorch Lightning 2.6: `lightning.yaml` in the form that LightningCLI reads, and a training program.
+"""PyTorch Lightning 2.6: `lightning.yaml` in the form that LightningCLI reads, and a training
+program.
 
     ZeRO 0   ddp                         ZeRO 2   FSDPStrategy, SHARD_GRAD_OP
     ZeRO 1   deepspeed_stage_1           ZeRO 3   FSDPStrategy, FULL_SHARD
     tp > 1   ModelParallelStrategy: `configure_model` of your own program shards the model over its mesh
 
-Read back: `strategy` is a word, or FSDPStrategy by its sharding strategy, ModelParallelStrategy by its two degrees; `devices` are the ranks of a node, times
-`num_nodes`.
+Read back: `strategy` is a word, or FSDPStrategy by its sharding strategy, ModelParallelStrategy by
+its two degrees; `devices` are the ranks of a node, times `num_nodes`.
 
-The option `script` names a program of your own that is a LightningCLI: it is started as `script fit --config lightning.yaml`, and gets the micro-batch
-under the key `batch_key`. Its progress bar counts batches; the launch refreshes it once per optimizer step, which is how its steps are timed.
+The option `script` names a program of your own that is a LightningCLI: it is started as `script fit
+--config lightning.yaml`, and gets the micro-batch under the key `batch_key`. Its progress bar
+counts batches; the launch refreshes it once per optimizer step, which is how its steps are timed.
 
 Lightning's progress bar as optimizer steps.
 
     Epoch 0:  67%|██████▋   | 4/6 [00:00<00:00, 44.31it/s]                              drawn when batch 4 is done,
     Epoch 0:  67%|██████▋   | 4/6 [00:00<00:00, 44.14it/s, v_num=0, train_loss=0.482]   and again with its metrics
 
-The bar counts batches. A launch has it drawn once per optimizer step, so the first count that is not 0 is the batches of a step. With `max_steps` the
-total is a number of optimizer steps, which the count passes: the bar is drawn at that count too, and has no total from then on.
+The bar counts batches. A launch has it drawn once per optimizer step, so the first count that is
+not 0 is the batches of a step. With `max_steps` the total is a number of optimizer steps, which the
+count passes: the bar is drawn at that count too, and has no total from then on.
 """
 
 from __future__ import annotations
@@ -133,7 +136,8 @@ class LightningTrainer(StepLineTrainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Pipelines, experts, context parallelism; tensor parallelism without the option script; fp8; selective recomputation."""
+        """Pipelines, experts, context parallelism; tensor parallelism without the option script;
+        fp8; selective recomputation."""
         c = effective(config)
         fp16 = c.precision == "fp16"
         return (

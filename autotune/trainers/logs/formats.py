@@ -1,9 +1,12 @@
-"""What programs print about their steps: lines of patterns, JSON objects, Hugging Face's loss dictionaries, tqdm's progress bars, and known logs.
+"""What programs print about their steps: lines of patterns, JSON objects, Hugging Face's loss
+dictionaries, tqdm's progress bars, and known logs.
 
-A time comes from the line itself: seconds of a step, or a rate. A program that logs neither is timed by the arrival of its step lines
-(`StepMetrics.ends_step`); who reads the log knows when they arrive. A printed time has a resolution: `0.41` stands for 0.405 to 0.415.
+A time comes from the line itself: seconds of a step, or a rate. A program that logs neither is
+timed by the arrival of its step lines (`StepMetrics.ends_step`); who reads the log knows when they
+arrive. A printed time has a resolution: `0.41` stands for 0.405 to 0.415.
 
-Logs of trainers that are known by their form, whoever starts them: the number of a step, its loss and gradient norm, and what a number counts.
+Logs of trainers that are known by their form, whoever starts them: the number of a step, its loss
+and gradient norm, and what a number counts.
 
     Composer    [batch=12/100]:                     and rows below it: `Train loss/train/total: 5.1`
     OLMo        [step=12/1000,epoch=0]              and rows below it: `train/CE loss=5.1`, `train/Z loss=0.01`
@@ -21,8 +24,9 @@ Lines that number the batches of the data loader, of which accumulation takes se
 
 Numbers that begin anew with each epoch go on where the last one ended.
 
-Rows of another name are no losses (Z loss, auxiliary and validation losses), and their rates are of one device or of the whole job: steps are timed by when the line that
-numbers them arrives. Forms are those of composer 0.28, olmo 0.6, olmo-core 2, fairseq 0.12 and lightning 2.6.
+Rows of another name are no losses (Z loss, auxiliary and validation losses), and their rates are of
+one device or of the whole job: steps are timed by when the line that numbers them arrives. Forms
+are those of composer 0.28, olmo 0.6, olmo-core 2, fairseq 0.12 and lightning 2.6.
 """
 
 from __future__ import annotations
@@ -54,7 +58,8 @@ class KnownLog:
     """How one trainer writes its steps."""
 
     number: re.Pattern[str]
-    """the line that numbers a step, by its last group; the group `epoch` where the number begins anew with each"""
+    """the line that numbers a step, by its last group; the group `epoch` where the number begins
+    anew with each"""
     loss: re.Pattern[str]
     """in that line, or in a row below it"""
     norm: re.Pattern[str]
@@ -158,7 +163,8 @@ MARKS = (
 
 @final
 class KnownLogs:
-    """Reads one program's log: the number of a step ends it; losses and norms of the rows below belong to it."""
+    """Reads one program's log: the number of a step ends it; losses and norms of the rows below
+    belong to it."""
 
     def __init__(self) -> None:
         self._log: KnownLog | None = None
@@ -204,7 +210,8 @@ SCALES: Mapping[str, tuple[str, float]] = {
     "peak_memory_gib": ("peak_memory_bytes", float(1 << 30)),
     "peak_memory_mib": ("peak_memory_bytes", float(1 << 20)),
 }
-"""names that `metrics` may use, each with its metric and the factor that converts it to the metric's unit"""
+"""names that `metrics` may use, each with its metric and the factor that converts it to the
+metric's unit"""
 _TIMES = frozenset(
     {"step_time_s", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"}
 )
@@ -227,8 +234,9 @@ _TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
 
 
 def parse_loss_dictionary(line: str) -> StepMetrics | None:
-    """The dictionaries of Hugging Face's Trainer: `{'loss': 2.31, 'grad_norm': 0.8, ...}` (quoted numbers from release 5 on) and, at the
-    end, the speed of the whole run. TRL's trainers that generate print the seconds of the step, generation included, beside what they completed."""
+    """The dictionaries of Hugging Face's Trainer: `{'loss': 2.31, 'grad_norm': 0.8, ...}` (quoted
+    numbers from release 5 on) and, at the end, the speed of the whole run. TRL's trainers that
+    generate print the seconds of the step, generation included, beside what they completed."""
     text = clean(line)
     if loss := _LOSS.search(text):
         seconds = number_in(text, _STEP_TIME) if "'completions/" in text else None
@@ -241,7 +249,8 @@ def parse_loss_dictionary(line: str) -> StepMetrics | None:
 
 
 def is_other_bar(text: str) -> bool:
-    """Whether the line is tqdm's bar over something else than steps, as loading and preparing the data draw it:
+    """Whether the line is tqdm's bar over something else than steps, as loading and preparing the
+    data draw it:
     `Tokenizing:  15%|█▍ | 326/2232 [00:00<00:01, 3234.65 examples/s]`."""
     found = _ANY_BAR.match(text)
     return found is not None and not (
@@ -263,11 +272,13 @@ def _counted(said: str) -> str:
 
 @final
 class ProgressBars:
-    """tqdm's bars as step numbers that rise: a bar that starts anew, as for the next epoch, goes on where the last one was.
+    """tqdm's bars as step numbers that rise: a bar that starts anew, as for the next epoch, goes on
+    where the last one was.
 
-    Bars with a description count only when it begins with train, step, iter or epoch: others load or prepare something. A bar is known by its total and
-    by the words of its description: the numbers in it (`epoch 1 iter 3: train loss 5.21`) change from step to step. A bar inside an unfinished one, as of
-    an evaluation, counts nothing.
+    Bars with a description count only when it begins with train, step, iter or epoch: others load
+    or prepare something. A bar is known by its total and by the words of its description: the
+    numbers in it (`epoch 1 iter 3: train loss 5.21`) change from step to step. A bar inside an
+    unfinished one, as of an evaluation, counts nothing.
     """
 
     def __init__(self) -> None:
@@ -318,10 +329,11 @@ STOCK_LINES = LineTest(
 
 
 def stock_reader() -> LineReader:
-    """Reads one program's log without any patterns: JSON objects, loss dictionaries, progress bars, and the logs of trainers that are known by their form.
+    """Reads one program's log without any patterns: JSON objects, loss dictionaries, progress bars,
+    and the logs of trainers that are known by their form.
 
-    A bar's loss (`set_postfix(loss=...)`) is that of the step before where tqdm draws the new count first; all configs have it so. What a bar counts is
-    known of Lightning's alone.
+    A bar's loss (`set_postfix(loss=...)`) is that of the step before where tqdm draws the new count
+    first; all configs have it so. What a bar counts is known of Lightning's alone.
     """
     bars, known, of_bars = ProgressBars(), KnownLogs(), ""
 
@@ -350,9 +362,11 @@ def stock_reader() -> LineReader:
 
 
 def pattern_reader(asked: Mapping[str, object]) -> LineReader:
-    """Reads a log by regular expressions, one with one group for each metric. Raises `SpecError` for names and patterns that are not allowed.
+    """Reads a log by regular expressions, one with one group for each metric. Raises `SpecError`
+    for names and patterns that are not allowed.
 
-    Where none of them is a time, a line with a step number ends a step, or with a loss if steps have no numbers.
+    Where none of them is a time, a line with a step number ends a step, or with a loss if steps
+    have no numbers.
     """
     patterns = {}
     for name, pattern in asked.items():
@@ -396,7 +410,8 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
 
 
 def pattern_marks(asked: Mapping[str, object]) -> tuple[str, ...]:
-    """Texts of which each line that `pattern_reader` reads has one; empty where a pattern has none."""
+    """Texts of which each line that `pattern_reader` reads has one; empty where a pattern has
+    none."""
     marks = tuple(mark(str(pattern)) for pattern in asked.values())
     return marks if all(marks) else ()
 

@@ -1,12 +1,15 @@
-"""Pattern proposals: `metrics` for the command trainer, guessed from the lines of a log that nothing else could read.
+"""Pattern proposals: `metrics` for the command trainer, guessed from the lines of a log that
+nothing else could read.
 
     clue        how programs write a metric: what stands before its number (`loss: `) and after it (` s/step`)
     candidate   a clue as these lines write it: its text taken literally, with a group in place of the number
 
-A candidate must repeat, and its numbers must behave as the metric does: steps are whole numbers that never fall, and a time that only grows is a
-clock. Its pattern must find exactly these numbers in all lines: the whole word that names a number tells it from others that end alike
-(`throughput/batches_per_sec`, `throughput/device/batches_per_sec`). Among the candidates of a metric the one in most lines counts; a step number of
-far fewer lines than the rest is that of an evaluation. The proposal is returned only if the reader that it makes reads steps from the lines.
+A candidate must repeat, and its numbers must behave as the metric does: steps are whole numbers
+that never fall, and a time that only grows is a clock. Its pattern must find exactly these numbers
+in all lines: the whole word that names a number tells it from others that end alike
+(`throughput/batches_per_sec`, `throughput/device/batches_per_sec`). Among the candidates of a
+metric the one in most lines counts; a step number of far fewer lines than the rest is that of an
+evaluation. The proposal is returned only if the reader that it makes reads steps from the lines.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ _OTHER_TIME = re.compile(
     r"setup|download\w*|build\w*|writ(?:e|ing)|read(?:ing)?|(?:fetch|copy|transfer|upload|wait|encod|decod|process|pack|gather|sync)\w*|comm\w*|all[_ ]?reduce|"
     r"forward|backward|fwd|bwd|optimizer|rollout|generat\w*|infer\w*|sampl\w*|eta|remaining|left|total|elapsed|since|wall|cumulative|so far)[\s_/.:(-]*(?:\w{1,8}[ _])?$"
 )
-"""what stands before a time that is none of a step: of loading, evaluating, saving, or of the whole run"""
+"""what stands before a time that is none of a step: of loading, evaluating, saving, or of the whole
+run"""
 _OF_RANK = re.compile(r"(?:device|gpu|rank|local|worker)[\s_/.:-]*$")
 """what stands before a rate of one rank"""
 _PER_STEP = re.compile(rf"per[ _]{_STEP}|{_STEP}[ _]?time")
@@ -84,7 +88,8 @@ class Clue:
 
 
 def _times(unit: str, metric: str) -> tuple[Clue, ...]:
-    """A step's time in one unit: `12 ms/step`, `ms/batch 12`, `iter time (ms): 12`, `time_ms=12`, `dt: 12ms`."""
+    """A step's time in one unit: `12 ms/step`, `ms/batch 12`, `iter time (ms): 12`, `time_ms=12`,
+    `dt: 12ms`."""
     name = rf"\b(?:[a-z]{{1,16}}[ _]){{0,2}}(?:time|timing|dt|took|duration|latency)(?:[ _]per[ _]{_STEP})?"
     return (
         Clue(metric=metric, before=r"(?<![\w.])", after=rf" ?{unit} ?(?:/|per) ?{_STEP}\b"),
@@ -171,7 +176,8 @@ class Candidate:
     """what stands before each number (with a little of what stands before that) and after it"""
 
     def patterns(self) -> Iterator[str]:
-        """Regular expressions with one group: the clue alone, and with what stands before it in all lines."""
+        """Regular expressions with one group: the clue alone, and with what stands before it in all
+        lines."""
         is_wide = any(
             "  " in text or "\t" in text
             for before, after in self.texts
@@ -201,15 +207,17 @@ class Candidate:
         return True
 
     def pattern_in(self, lines: Sequence[str]) -> str:
-        """The first of its patterns that finds these numbers and no others; empty when none does."""
+        """The first of its patterns that finds these numbers and no others; empty when none
+        does."""
         return next(
             (pattern for pattern in self.patterns() if _finds(pattern, lines) == self.numbers), ""
         )
 
 
 def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
-    """A regular expression for each metric that the lines seem to hold; empty when nothing in them looks like optimizer steps, and for a log of a known form,
-    whose numbers may count something else."""
+    """A regular expression for each metric that the lines seem to hold; empty when nothing in them
+    looks like optimizer steps, and for a log of a known form, whose numbers may count something
+    else."""
     if is_known_log(lines):
         return {}
     cleaned = (clean(line)[:MAX_SEARCHED] for line in lines)
@@ -243,7 +251,8 @@ def is_known_log(lines: Sequence[str]) -> bool:
 
 
 def steps_read(metrics: Mapping[str, str], lines: Sequence[str]) -> int:
-    """How many lines end a step for a reader with these patterns; 0 for patterns that are not allowed."""
+    """How many lines end a step for a reader with these patterns; 0 for patterns that are not
+    allowed."""
     try:
         read = pattern_reader(metrics)
     except SpecError:
@@ -341,14 +350,16 @@ def _group(candidate: Candidate) -> str:
 
 
 def _literal(text: str, is_wide: bool) -> str:
-    """A pattern of this text, whatever its numbers and, if `is_wide`, the width of its gaps. The gap before a number varies with its digits."""
+    """A pattern of this text, whatever its numbers and, if `is_wide`, the width of its gaps. The
+    gap before a number varies with its digits."""
     text = re.sub(r"(?<=\S)\s+(?=\d)", "\0", text)
     parts = re.split(r"(\0|\s+|\d+)", text)
     return "".join(_part(part, " +" if is_wide else " ") for part in parts)
 
 
 def _part(text: str, gap: str) -> str:
-    """The pattern of a number, of a gap, or of text between them; `gap`: that of a gap not before a number."""
+    """The pattern of a number, of a gap, or of text between them; `gap`: that of a gap not before a
+    number."""
     if text == "\0":
         return " *"
     if text.isspace():

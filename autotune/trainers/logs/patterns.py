@@ -1,4 +1,5 @@
-r"""Regular expressions from a spec, which are matched against the log of a training job line by line.
+r"""Regular expressions from a spec, which are matched against the log of a training job line by
+line.
 
 engine      RE2, whose time grows with the length of the line, whatever the pattern: Python's matcher backtracks, and no interrupt ends it
 syntax      RE2's: Python's without lookahead, lookbehind and references back; `\d`, `\w`, `\s` and `\b` are ASCII's
@@ -17,7 +18,8 @@ from typing import Any
 from autotune.errors import SpecError
 
 Finder = Callable[[str], str | None]
-"""finds what a pattern's groups take of a line: the first of them that takes something; None for a line that does not match"""
+"""finds what a pattern's groups take of a line: the first of them that takes something; None for a
+line that does not match"""
 
 MAX_PATTERN = 300
 """characters of a pattern"""
@@ -52,7 +54,8 @@ _LEFT_OUT = re.compile(r"(?<!\\)\{,\d*\}")
 
 
 def compile_pattern(pattern: object, *, field: str) -> Finder:
-    """The function that looks for the pattern. Raises `SpecError` when it is not a regular expression, has no group, or is too long."""
+    """The function that looks for the pattern. Raises `SpecError` when it is not a regular
+    expression, has no group, or is too long."""
     import re2  # a thirtieth of a second, which only programs with patterns of their own need
 
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
@@ -97,7 +100,8 @@ def compile_pattern(pattern: object, *, field: str) -> Finder:
 
 
 def mark(pattern: str) -> str:
-    """The longest text that every match of the pattern contains, as far as it is plain to see; empty where there is none."""
+    """The longest text that every match of the pattern contains, as far as it is plain to see;
+    empty where there is none."""
     runs, run = [""], ""
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -1,4 +1,5 @@
-"""Rates that a log prints, whether or not anybody reads its times from them: `13.2k tokens/s`, `tok/s/gpu: 4720`, `samples_per_sec=31.5`."""
+"""Rates that a log prints, whether or not anybody reads its times from them: `13.2k tokens/s`,
+`tok/s/gpu: 4720`, `samples_per_sec=31.5`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class PrintedRate:
 
 
 def printed_rate(lines: Sequence[str]) -> PrintedRate | None:
-    """The rate that most lines print, tokens before sequences, without that of the first line, whose step is a warm-up; None where none does."""
+    """The rate that most lines print, tokens before sequences, without that of the first line,
+    whose step is a warm-up; None where none does."""
     found: dict[tuple[bool, bool], list[float]] = {}
     for line in lines:
         for is_tokens, is_per_gpu, value in dict.fromkeys(_rates(clean(line))):

@@ -1,4 +1,5 @@
-"""What a log line says about an optimizer step, and the pieces with which trainers read their lines."""
+"""What a log line says about an optimizer step, and the pieces with which trainers read their
+lines."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class StepMetrics:
     step: int | None = None
     """number of the step, as counted by the trainer"""
     step_time_s: float | None = None
-    """duration of the step in seconds (the mean since the last line, if the trainer logs every few steps)"""
+    """duration of the step in seconds (the mean since the last line, if the trainer logs every few
+    steps)"""
     steps_per_s: float | None = None
     """steps per second, for trainers that log a rate instead of a time"""
     tokens_per_s: float | None = None
@@ -36,16 +38,19 @@ class StepMetrics:
     skipped: bool = False
     """whether loss scaling skipped the step"""
     ends_step: bool = False
-    """whether it ends a step without giving a time, so that only the line's time of arrival is known"""
+    """whether it ends a step without giving a time, so that only the line's time of arrival is
+    known"""
     resolution_s: float = 0.0
     """unit of the last printed digit of the time; 0 if unknown"""
     counts: str = field(default="", compare=False)
-    """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty if unknown"""
+    """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty if
+    unknown"""
 
     def time_of(
         self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int
     ) -> float | None:
-        """Duration of the step in seconds, from the time itself or a rate; None if there is neither."""
+        """Duration of the step in seconds, from the time itself or a rate; None if there is
+        neither."""
         if self.step_time_s is not None:
             return self.step_time_s
         if self.steps_per_s:
@@ -69,7 +74,8 @@ class LineTest:
     may_tell: Callable[[str], bool]
     """decided by the line alone"""
     marks: tuple[str, ...] = ()
-    """every relevant line contains one of these, so that floods of other lines are recognized immediately; empty if unknown"""
+    """every relevant line contains one of these, so that floods of other lines are recognized
+    immediately; empty if unknown"""
 
 
 def clean(line: str) -> str:

@@ -1,8 +1,10 @@
-"""Step lines: one JSON object per optimizer step on a line of its own, the log format of the native trainer and of exported programs.
+"""Step lines: one JSON object per optimizer step on a line of its own, the log format of the native
+trainer and of exported programs.
 
     {"step": 3, "step_time_s": 0.41, "loss": 2.31, "grad_norm": 0.8, "peak_memory_bytes": 812000000}
 
-At least one measured value must be present; all other keys are optional. Unknown keys, and text before the object, are ignored.
+At least one measured value must be present; all other keys are optional. Unknown keys, and text
+before the object, are ignored.
 """
 
 from __future__ import annotations

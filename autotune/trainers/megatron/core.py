@@ -1,7 +1,9 @@
-"""What Megatron-LM and Megatron-Bridge share: the rules of Megatron Core, an option, and the lines that both log.
+"""What Megatron-LM and Megatron-Bridge share: the rules of Megatron Core, an option, and the lines
+that both log.
 
-Data parallelism and accumulation are no settings but follow from others: dp = world / (tp * pp * cp), and accumulation = global_batch_size /
-(micro_batch_size * dp). ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
+Data parallelism and accumulation are no settings but follow from others: dp = world / (tp * pp *
+cp), and accumulation = global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed
+optimizer; ZeRO 2 and 3 are Megatron-FSDP.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
-    """Schedules other than (interleaved) 1F1B, torch.compile, uneven stages, and the combinations that its checks refuse."""
+    """Schedules other than (interleaved) 1F1B, torch.compile, uneven stages, and the combinations
+    that its checks refuse."""
     model, stages = workload.model, c.pp * c.virtual_stages
     schedules = {"gpipe": "1f1b", "interleaved_zero_bubble": "interleaved_1f1b"}
     return (
@@ -150,7 +153,8 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
 
 
 def parse_iteration(line: str) -> StepMetrics | None:
-    """` iteration 122/ 250000 | ... | elapsed time per iteration (ms): 865.2 | ... | lm loss: 2.5E+00 | ...`, and memory reports."""
+    """` iteration 122/ 250000 | ... | elapsed time per iteration (ms): 865.2 | ... | lm loss:
+    2.5E+00 | ...`, and memory reports."""
     text = clean(line)
     if (mib := number_in(text, _MEMORY)) is not None:
         return StepMetrics(peak_memory_bytes=mib * (1 << 20))

@@ -1,7 +1,10 @@
-"""Knobs as fields of Megatron Core's TransformerConfig, DistributedDataParallelConfig and OptimizerConfig, and back (release 0.16).
+"""Knobs as fields of Megatron Core's TransformerConfig, DistributedDataParallelConfig and
+OptimizerConfig, and back (release 0.16).
 
-Megatron-LM takes each field as a flag with dashes, Megatron-Bridge under `model`, `ddp` or `optimizer`. An explicit layout of a pipeline names the layers of each
-stage, separated by |, with E for the embedding, t for a layer, m for one of multi-token prediction and L for the loss: `Ett|ttt|tmL`. Stage i belongs to rank i mod pp.
+Megatron-LM takes each field as a flag with dashes, Megatron-Bridge under `model`, `ddp` or
+`optimizer`. An explicit layout of a pipeline names the layers of each stage, separated by |, with E
+for the embedding, t for a layer, m for one of multi-token prediction and L for the loss:
+`Ett|ttt|tmL`. Stage i belongs to rank i mod pp.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard":
 
 
 def model_fields(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
-    """What the config sets in TransformerConfig beside degrees and recompute_granularity; None, false and empty lists are Megatron's defaults."""
+    """What the config sets in TransformerConfig beside degrees and recompute_granularity; None,
+    false and empty lists are Megatron's defaults."""
     model = workload.model
     experts = model.num_experts > 0
     layout = None if c.pp_split == "layers" or divides_evenly(model, c) else stage_layout(model, c)
@@ -94,7 +98,8 @@ def flex_backend(workload: Workload) -> str:
 
 
 def divides_evenly(model: ModelSpec, c: ParallelConfig) -> bool:
-    """Whether layers, with embedding and loss where they count, make equal stages. Layers of multi-token prediction count beside them in a layout alone."""
+    """Whether layers, with embedding and loss where they count, make equal stages. Layers of
+    multi-token prediction count beside them in a layout alone."""
     if c.pp_split == "edges" and c.pp > 1 and model.mtp_layers:
         return False
     counted = model.num_layers + (2 if c.pp_split == "edges" else 0)
@@ -102,8 +107,9 @@ def divides_evenly(model: ModelSpec, c: ParallelConfig) -> bool:
 
 
 def stage_layout(model: ModelSpec, c: ParallelConfig) -> str:
-    """An explicit layout whose stages hold equally many of layers, embedding and loss, as `cut_layers` counts them; those left over go to the stages in the middle.
-    Layers of multi-token prediction are all on the last stage, with the loss."""
+    """An explicit layout whose stages hold equally many of layers, embedding and loss, as
+    `cut_layers` counts them; those left over go to the stages in the middle. Layers of multi-token
+    prediction are all on the last stage, with the loss."""
     stages, loss = c.pp * c.virtual_stages, 1 + 2 * model.mtp_layers
     last = max(0, (model.num_layers + 1 + loss) // stages - loss)
     each, spare = divmod(model.num_layers - last + 1, stages - 1)
@@ -124,7 +130,8 @@ def stages_of_layout(layout: Any) -> int:
 
 
 def read_knobs(keys: KeyReader, name: Callable[[str], str]) -> dict[str, Any]:
-    """The knobs that TransformerConfig sets to other values than their defaults; `name`: how the file writes a field."""
+    """The knobs that TransformerConfig sets to other values than their defaults; `name`: how the
+    file writes a field."""
     layout = keys.find(name("pipeline_model_parallel_layout"))
     flags = [
         keys.flag(name(f"account_for_{edge}_in_pipeline_split")) for edge in ("embedding", "loss")
@@ -163,12 +170,14 @@ def read_recompute(keys: KeyReader, name: Callable[[str], str], granularity: str
 
 
 def has_grouped_gemm(model: ModelSpec, c: ParallelConfig) -> bool:
-    """Whether the experts of a rank are multiplied together, which these kernels do in 16 bits and below."""
+    """Whether the experts of a rank are multiplied together, which these kernels do in 16 bits and
+    below."""
     return bool(model.num_experts) and c.precision not in ("fp32", "tf32", "fp16")
 
 
 def environment(c: ParallelConfig) -> dict[str, str]:
-    """What Transformer Engine from 2.10 on asks for, so that offloaded activations take no weights along."""
+    """What Transformer Engine from 2.10 on asks for, so that offloaded activations take no weights
+    along."""
     return {"NVTE_CPU_OFFLOAD_V1": "1"} if c.offload in ("activations", "all") else {}
 
 
@@ -213,7 +222,8 @@ def _read_dispatcher(keys: KeyReader, name: Callable[[str], str]) -> str:
 
 
 def with_optimizer(knobs: Mapping[str, Any], *, away: bool) -> dict[str, Any]:
-    """The knobs with what is offloaded: the activations, by the knobs, and the optimizer, by `away`."""
+    """The knobs with what is offloaded: the activations, by the knobs, and the optimizer, by
+    `away`."""
     if not away:
         return dict(knobs)
     return {**knobs, "offload": "all" if "offload" in knobs else "optimizer"}

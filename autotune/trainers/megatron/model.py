@@ -1,11 +1,13 @@
-"""A model as flags of Megatron-LM's pretrain_gpt.py: its shape, its experts, its latent attention, and what a config.json says beside the shape.
+"""A model as flags of Megatron-LM's pretrain_gpt.py: its shape, its experts, its latent attention,
+and what a config.json says beside the shape.
 
     latent attention   Megatron's multi-latent attention; YaRN's beta_fast, beta_slow and original length have no flags: they are DeepSeek's 32, 1 and 4096
     dense layers       come first (--moe-layer-freq names 0 or 1 for each layer)
     shared experts     one MLP as wide as all of them together; Qwen2's has a gate
     further tokens     layers behind the last one (multi-token prediction), each like it, with Megatron's weight of their losses
 
-The load of experts is balanced by a loss of weight 0.01, of routers with a bias by one of 0.0001 (arXiv:2412.19437, section 4.2), unless the file says.
+The load of experts is balanced by a loss of weight 0.01, of routers with a bias by one of 0.0001
+(arXiv:2412.19437, section 4.2), unless the file says.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ WITHOUT_FLAG = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 
 
 def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
-    """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only counts them. And what attends to a window.
+    """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only
+    counts them. And what attends to a window.
 
-    Facts of Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py, attn_forward_func_with_cp.
+    Facts of Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py,
+    attn_forward_func_with_cp.
     """
     model, figures = workload.model, figures_of(workload.model)
     window, family = (figures.window, figures.family) if figures is not None else (0, "")
@@ -126,7 +130,8 @@ def _expert_flags(model: ModelSpec) -> dict[str, Any]:
     router = figures.router if figures else None
     flags: dict[str, Any] = {
         "num-experts": model.num_experts,
-        # experts stay whole: its default, the tensor-parallel size, would cut narrow matrices further
+        # experts stay whole: its default, the tensor-parallel size, would cut narrow matrices
+        # further
         "expert-tensor-parallel-size": 1,
         "moe-router-topk": model.experts_per_token,
         "moe-ffn-hidden-size": model.ffn_hidden_size,

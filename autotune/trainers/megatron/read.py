@@ -1,7 +1,9 @@
-"""Megatron-LM's arguments: the command of a launch, a shell script that holds one, or a text file of flags.
+"""Megatron-LM's arguments: the command of a launch, a shell script that holds one, or a text file
+of flags.
 
-A script is read, never run: `VAR=value` and arrays `VAR=( ... )` are put in where `$VAR`, `${VAR}` and `${VAR[@]}` stand. A variable that is not set
-in the script is named in a remark. dp follows from the world size (`--nproc_per_node`, `--nnodes`), and accumulation from the global batch.
+A script is read, never run: `VAR=value` and arrays `VAR=( ... )` are put in where `$VAR`, `${VAR}`
+and `${VAR[@]}` stand. A variable that is not set in the script is named in a remark. dp follows
+from the world size (`--nproc_per_node`, `--nnodes`), and accumulation from the global batch.
 """
 
 from __future__ import annotations
@@ -143,9 +145,11 @@ def read(present: PresentConfiguration) -> Reading:
 
 
 def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, Any]]:
-    """(the run's length in steps, settings of the schedule in steps). Lengths in samples become lengths in steps: Megatron-LM takes no launch that has both.
+    """(the run's length in steps, settings of the schedule in steps). Lengths in samples become
+    lengths in steps: Megatron-LM takes no launch that has both.
 
-    Where a run reads and writes its checkpoints belongs to the run, not to its configuration: a trial that loaded one would have nothing left to do.
+    Where a run reads and writes its checkpoints belongs to the run, not to its configuration: a
+    trial that loaded one would have nothing left to do.
     """
     kept = [flag for flag in CHECKPOINTS if keys.find(flag) is not None]
     if kept and keys.find("ckpt-format") is not None:
@@ -346,7 +350,8 @@ def _model(keys: KeyReader) -> dict[str, Any]:
 
 
 def _latent(keys: KeyReader) -> dict[str, Any]:
-    """The sizes of latent attention; without a flag they are the defaults of Megatron-LM's arguments."""
+    """The sizes of latent attention; without a flag they are the defaults of Megatron-LM's
+    arguments."""
     if not keys.flag("multi-latent-attention"):
         return {}
     sizes = {"kv-lora-rank": 32, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
@@ -361,9 +366,11 @@ def _latent(keys: KeyReader) -> dict[str, Any]:
 
 
 def _dense_layers(keys: KeyReader, num_layers: int) -> int:
-    """Layers without experts by `--moe-layer-freq`: every how many layers has them, or 0 and 1 for each layer, such as `([0]*3+[1]*58)`.
+    """Layers without experts by `--moe-layer-freq`: every how many layers has them, or 0 and 1 for
+    each layer, such as `([0]*3+[1]*58)`.
 
-    A pattern stays among the settings, which name the layers themselves, where those without experts are not the first.
+    A pattern stays among the settings, which name the layers themselves, where those without
+    experts are not the first.
     """
     said = keys.find("moe-layer-freq")
     if said == 1:

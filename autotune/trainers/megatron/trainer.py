@@ -1,7 +1,9 @@
-"""Megatron-LM: `pretrain_gpt.py` with command-line flags as in Megatron Core 0.16 (megatron/training/arguments.py, megatron/core).
+"""Megatron-LM: `pretrain_gpt.py` with command-line flags as in Megatron Core 0.16
+(megatron/training/arguments.py, megatron/core).
 
-The data-parallel degree and the accumulation steps are not flags but follow from others: dp = world / (tp * pp * cp), and accumulation =
-global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
+The data-parallel degree and the accumulation steps are not flags but follow from others: dp = world
+/ (tp * pp * cp), and accumulation = global_batch_size / (micro_batch_size * dp). ZeRO 1 is the
+distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
 """
 
 from __future__ import annotations
@@ -183,7 +185,8 @@ class MegatronTrainer(Trainer):
         )
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
-        """The flags at the end of the command, where they count. Data that they name take the place of mock data, which Megatron-LM would take before them."""
+        """The flags at the end of the command, where they count. Data that they name take the place
+        of mock data, which Megatron-LM would take before them."""
         if not OWN_DATA & settings.keys():
             return replace(launch, argv=(*launch.argv, *_spell(settings)))
         named = {"tokenizer-type": "NullTokenizer"} if "tokenizer-type" in settings else {}
@@ -204,7 +207,8 @@ class MegatronTrainer(Trainer):
 
 
 def _muon_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
-    """What release 0.16 asserts of Muon, which updates whole matrices: its own form of ZeRO 1 (dist_muon) gives each rank some of them."""
+    """What release 0.16 asserts of Muon, which updates whole matrices: its own form of ZeRO 1
+    (dist_muon) gives each rank some of them."""
     unused = "this knob belongs to the distributed optimizer, which Muon does not use"
     return broken(
         workload,

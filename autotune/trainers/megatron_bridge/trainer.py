@@ -1,9 +1,12 @@
-"""Megatron-Bridge: `bridge.yaml` with the settings that change a ConfigContainer, and a program that calls `pretrain()`.
+"""Megatron-Bridge: `bridge.yaml` with the settings that change a ConfigContainer, and a program
+that calls `pretrain()`.
 
-What is changed is the configuration of the model in model/config.json on mock data, or a recipe of yours (option `recipe`). The program refuses a setting
-that the installed release does not know. Precision is a recipe of its mixed precision by name; without one the program sets fp32.
+What is changed is the configuration of the model in model/config.json on mock data, or a recipe of
+yours (option `recipe`). The program refuses a setting that the installed release does not know.
+Precision is a recipe of its mixed precision by name; without one the program sets fp32.
 
-Read back is bridge.yaml, or the overrides that its own programs take: dp follows from the world size, and accumulation from the global batch.
+Read back is bridge.yaml, or the overrides that its own programs take: dp follows from the world
+size, and accumulation from the global batch.
 """
 
 from __future__ import annotations

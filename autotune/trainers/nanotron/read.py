@@ -16,7 +16,8 @@ from autotune.trainers.present_configuration import (
 
 DEFAULT_ENTRYPOINT = "run_train.py"
 RING = "ring_flash_triton"
-"""its attention over the ranks of context parallelism; the usual one attends to a rank's own part of the sequence alone"""
+"""its attention over the ranks of context parallelism; the usual one attends to a rank's own part
+of the sequence alone"""
 MODEL = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",

@@ -1,8 +1,10 @@
-"""nanotron: one YAML file for `run_train.py`, as read by the main branch after release 0.4 (src/nanotron/config).
+"""nanotron: one YAML file for `run_train.py`, as read by the main branch after release 0.4
+(src/nanotron/config).
 
-ZeRO is 0 or 1. Schedules are 1F1B and "afab" (all forward, all backward: GPipe). Sequence parallelism is tp_mode REDUCE_SCATTER. Without a
-dataset it trains on generated tokens. Its log rounds every number to three digits, so a step time has an error of up to half a percent. It
-states every degree, so the file alone tells the whole config.
+ZeRO is 0 or 1. Schedules are 1F1B and "afab" (all forward, all backward: GPipe). Sequence
+parallelism is tp_mode REDUCE_SCATTER. Without a dataset it trains on generated tokens. Its log
+rounds every number to three digits, so a step time has an error of up to half a percent. It states
+every degree, so the file alone tells the whole config.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ class NanotronTrainer(Trainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Models of other layers than Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
+        """Models of other layers than Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective
+        recomputation, torch.compile."""
         c, model, figures = effective(config), workload.model, figures_of(workload.model)
         window = figures.window if figures is not None else 0
         one_f_one_b = {"interleaved_1f1b": "1f1b", "interleaved_zero_bubble": "1f1b"}
@@ -204,7 +207,8 @@ class NanotronTrainer(Trainer):
     step_marks = ("iteration:",)
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """`... iteration: 12001 / 17500 | ... | elapsed_time_per_iteration_ms: 28.2K | ... | lm_loss: 2.3 | ... | grad_norm: 0.15`."""
+        """`... iteration: 12001 / 17500 | ... | elapsed_time_per_iteration_ms: 28.2K | ... |
+        lm_loss: 2.3 | ... | grad_norm: 0.15`."""
         text = clean(line)
         iteration = _ITERATION.search(text)
         if not iteration:
@@ -321,7 +325,8 @@ def _dataset(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _model(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Its Llama, or its Qwen2, which without biases is a Llama too and knows attention over several ranks."""
+    """Its Llama, or its Qwen2, which without biases is a Llama too and knows attention over several
+    ranks."""
     model, figures = workload.model, figures_of(workload.model)
     asked = options["model_class"]
     is_qwen = asked == "qwen2" or (

@@ -1,8 +1,11 @@
-"""autotune's own training loop: `torchrun -m autotune_workers.launch request.json`, the loop that trials run.
+"""autotune's own training loop: `torchrun -m autotune_workers.launch request.json`, the loop that
+trials run.
 
-The request is a `TrialRequest` as plain values, in the same format that the ranks of a trial receive. The program prints one JSON object per step.
+The request is a `TrialRequest` as plain values, in the same format that the ranks of a trial
+receive. The program prints one JSON object per step.
 
-Of a step of post-training it runs the trainer's phases alone, log-probabilities and the update, on sequences of drawn lengths; nothing is generated.
+Of a step of post-training it runs the trainer's phases alone, log-probabilities and the update, on
+sequences of drawn lengths; nothing is generated.
 """
 
 from __future__ import annotations
@@ -120,7 +123,8 @@ class NativeTrainer(StepLineTrainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """What CPU ranks cannot compute, what the zero-bubble schedule cannot split, and what cuts documents, matrices, adapters or experts wrongly."""
+        """What CPU ranks cannot compute, what the zero-bubble schedule cannot split, and what cuts
+        documents, matrices, adapters or experts wrongly."""
         c, model = effective(config), workload.model
         on_cpu = {"fp8": "bf16", "tf32": "fp32"} if workload.cluster.gpu.is_cpu else {}
         splits = c.pp_schedule == "interleaved_zero_bubble"

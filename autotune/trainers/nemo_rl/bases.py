@@ -1,4 +1,5 @@
-"""The files that a configuration of NeMo-RL starts from, by its key `defaults` (nemo_rl/utils/config.py): they decide what it does not say."""
+"""The files that a configuration of NeMo-RL starts from, by its key `defaults`
+(nemo_rl/utils/config.py): they decide what it does not say."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def beside(name: str, base: str) -> str:
 def with_bases(
     files: Mapping[str, str], name: str, text_of: Callable[[str], str | None]
 ) -> dict[str, str]:
-    """The files, and those that the file of that name is based on. `text_of`: the text of a file, None where it is not there."""
+    """The files, and those that the file of that name is based on. `text_of`: the text of a file,
+    None where it is not there."""
     found = dict(files)
     for base in bases_of(parse_document(name, found[name])):
         inner = beside(name, base)
@@ -49,7 +51,8 @@ def with_bases(
 def inherited(
     document: Mapping[str, Any], name: str, files: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(what the files say that a configuration starts from, the names of those that are not there)"""
+    """(what the files say that a configuration starts from, the names of those that are not
+    there)"""
     whole: dict[str, Any] = {}
     missing: tuple[str, ...] = ()
     for base in bases_of(document):
@@ -68,7 +71,8 @@ def inherited(
 
 
 def resolved(document: Mapping[str, Any], path: str, depth: int = 8) -> Any:
-    """The value, with what it refers to: `${policy.precision}`, and products such as `${mul:${policy.max_total_sequence_length}, 4}`."""
+    """The value, with what it refers to: `${policy.precision}`, and products such as
+    `${mul:${policy.max_total_sequence_length}, 4}`."""
     value = at_path(document, path)
     if not isinstance(value, str) or "${" not in value or not depth:
         return value

@@ -1,4 +1,5 @@
-"""The keys of NeMo-RL's configuration: names, the values of its example, and how words of knobs are spelled."""
+"""The keys of NeMo-RL's configuration: names, the values of its example, and how words of knobs are
+spelled."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def read_over_bases(
     files: Mapping[str, str],
     read_document: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Reading],
 ) -> Reading:
-    """What a document says, over the files that it starts from. `read_document`: what one says with the values of all."""
+    """What a document says, over the files that it starts from. `read_document`: what one says with
+    the values of all."""
     below, missing = inherited(document, name, files)
     whole = merged(below, document)
     _refuse_others(name, whole)
@@ -143,7 +144,8 @@ def _packing(keys: KeyReader) -> dict[str, Any]:
 
 
 def _knobs(keys: KeyReader, engine: str, *, has_limit: bool) -> dict[str, Any]:
-    """Degrees, precision, micro-batch and memory. `has_limit`: whether micro-batches are counted in tokens."""
+    """Degrees, precision, micro-batch and memory. `has_limit`: whether micro-batches are counted in
+    tokens."""
     where = ENGINES[engine]
     degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
     precision = keys.word("policy.precision", {word: knob for knob, word in PRECISIONS.items()})
@@ -160,7 +162,8 @@ def _knobs(keys: KeyReader, engine: str, *, has_limit: bool) -> dict[str, Any]:
 
 
 def _placement(keys: KeyReader, ranks: int | None, generating: int) -> dict[str, Any] | None:
-    """Where responses are generated, and how old their policy may be; None on the GPUs that train."""
+    """Where responses are generated, and how old their policy may be; None on the GPUs that
+    train."""
     age = "grpo.async_grpo.max_trajectory_age_steps"
     stale, overlaps = keys.count(age), keys.flag("grpo.async_grpo.enabled")
     if overlaps:

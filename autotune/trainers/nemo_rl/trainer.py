@@ -3,11 +3,15 @@
     engine fsdp        DTensor: `policy.dtensor_cfg`, tensor and context parallelism beside FSDP2
     engine megatron    `policy.megatron_cfg`, with pipeline and expert parallelism and the distributed optimizer
 
-Names and values (`DEFAULTS`) are those of NVIDIA-NeMo/RL at commit 7ea279a (examples/configs/grpo_math_1B.yaml), which has no release that could be imported on a CPU. `micro_batch_tokens`
-is `policy.sequence_packing.train_mb_tokens`, or with padding `policy.dynamic_batching.train_mb_tokens`. The option `cwd` is the checkout, in which its program runs.
+Names and values (`DEFAULTS`) are those of NVIDIA-NeMo/RL at commit 7ea279a
+(examples/configs/grpo_math_1B.yaml), which has no release that could be imported on a CPU.
+`micro_batch_tokens` is `policy.sequence_packing.train_mb_tokens`, or with padding
+`policy.dynamic_batching.train_mb_tokens`. The option `cwd` is the checkout, in which its program
+runs.
 
-A configuration starts from others, by its key `defaults` (nemo_rl/utils/config.py): those files decide what it does not say. A command `run_grpo.py --config FILE key=value` is a
-configuration that starts from FILE.
+A configuration starts from others, by its key `defaults` (nemo_rl/utils/config.py): those files
+decide what it does not say. A command `run_grpo.py --config FILE key=value` is a configuration that
+starts from FILE.
 """
 
 from __future__ import annotations
@@ -214,7 +218,8 @@ class NemoRl(PostTrainer):
         stale = int(rl_value(rl, c, "staleness"))
         base = options[BASE.name]
         found: dict[str, Any] = {
-            # a base is looked for beside the file itself, which lies in the folder of the launch; `PWD`: where it is started
+            # a base is looked for beside the file itself, which lies in the folder of the launch;
+            # `PWD`: where it is started
             "defaults": os.path.join(options[CWD.name] or "${oc.env:PWD}", base) if base else None,
             "grpo.num_prompts_per_step": rl.prompts,
             "grpo.num_generations_per_prompt": rl.responses,
@@ -277,7 +282,8 @@ class NemoRl(PostTrainer):
         return replace(found, options=options)
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`post_training.logs`)."""
+        """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own
+        (`post_training.logs`)."""
         found = _STEP_TIME.search(line[:MAX_LINE])
         return StepMetrics(step_time_s=float(found[1])) if found else None
 

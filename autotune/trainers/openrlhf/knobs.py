@@ -1,6 +1,8 @@
-"""The flags of OpenRLHF: names and defaults of release 0.11, and the names that earlier releases have for the same.
+"""The flags of OpenRLHF: names and defaults of release 0.11, and the names that earlier releases
+have for the same.
 
-Releases before 0.11: `OLD` (cli/train_ppo_ray.py of v0.10.4) and `OLDER` (of v0.9.10, where that differs); a launch keeps to the names that it has today.
+Releases before 0.11: `OLD` (cli/train_ppo_ray.py of v0.10.4) and `OLDER` (of v0.9.10, where that
+differs); a launch keeps to the names that it has today.
 """
 
 from __future__ import annotations

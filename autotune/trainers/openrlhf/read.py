@@ -125,7 +125,8 @@ def _keep_apart(keys: KeyReader, apart: Mapping[str, int]) -> None:
 
 
 def _knobs(keys: KeyReader, is_dynamic: bool | None) -> dict[str, Any]:
-    """Degrees, precision, micro-batch and memory. `is_dynamic`: whether micro-batches are counted in tokens."""
+    """Degrees, precision, micro-batch and memory. `is_dynamic`: whether micro-batches are counted
+    in tokens."""
     sequences = keys.count("train.micro_batch_size") or 1
     micro = 1 if is_dynamic else sequences
     keys.keep_unless("rollout.micro_batch_size", micro)
@@ -143,7 +144,8 @@ def _knobs(keys: KeyReader, is_dynamic: bool | None) -> dict[str, Any]:
 def _placement(
     keys: KeyReader, both: Sequence[int], colocates: bool | None
 ) -> dict[str, Any] | None:
-    """Where responses are generated, and how old their policy may be; None on the GPUs that train. `both`: GPUs that train, and those that generate."""
+    """Where responses are generated, and how old their policy may be; None on the GPUs that train.
+    `both`: GPUs that train, and those that generate."""
     stale, overlaps = keys.count("train.async_queue_size"), keys.flag("train.async_enable")
     if not all(both) or (colocates and not overlaps):
         return None
@@ -151,7 +153,8 @@ def _placement(
 
 
 def _lengths(keys: KeyReader) -> tuple[int | None, int | None, int | None]:
-    """Tokens of the longest prompt, response and sequence. Without a limit, a response may be as long as its prompt leaves room."""
+    """Tokens of the longest prompt, response and sequence. Without a limit, a response may be as
+    long as its prompt leaves room."""
     length, response = keys.count("data.max_len"), None
     if keys.keep_unless("rollout.max_new_tokens", None):
         response = keys.count("rollout.max_new_tokens")

@@ -1,7 +1,9 @@
-"""OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`, which trains by DeepSpeed and generates by vLLM.
+"""OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`, which trains by DeepSpeed and generates by
+vLLM.
 
-Names and defaults are those of openrlhf 0.11.2 (cli/train_ppo_ray.py): `--train.micro_batch_size`, `--vllm.num_engines` and the like. `micro_batch_tokens` is
-`--train.max_tokens_per_gpu` with `--train.dynamic_batch_enable`. A launch has no file: its settings are further flags.
+Names and defaults are those of openrlhf 0.11.2 (cli/train_ppo_ray.py): `--train.micro_batch_size`,
+`--vllm.num_engines` and the like. `micro_batch_tokens` is `--train.max_tokens_per_gpu` with
+`--train.dynamic_batch_enable`. A launch has no file: its settings are further flags.
 """
 
 from __future__ import annotations

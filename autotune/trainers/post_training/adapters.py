@@ -1,4 +1,5 @@
-"""Adapters of programs that post-train: by the names of Hugging Face's PEFT, which verl and TRL take."""
+"""Adapters of programs that post-train: by the names of Hugging Face's PEFT, which verl and TRL
+take."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def written_modules(peft: Peft) -> str | list[str]:
 
 
 def targets_of(modules: Iterable[str]) -> str:
-    """`attention` or `all` for the matrices that have adapters; empty where there are none, or one of them is not known."""
+    """`attention` or `all` for the matrices that have adapters; empty where there are none, or one
+    of them is not known."""
     names = list(modules)
     if names and all(_OF_ATTENTION.fullmatch(name) for name in names):
         return "attention"

@@ -5,7 +5,8 @@
     OpenRLHF 0.11    Global step 3: {'timing/generation': 144.1, 'timing/ppo_train': 203.0, 'response_length': 1402.5, ...}
     TRL 1.16         {'loss': 0.0, 'step_time': 12.3, 'completions/mean_length': 523.1, ...}, a dictionary per logged step
 
-Phases have the names of `PhaseParts`; `step` is the whole step. What a trainer prints of two things under one name stands under the first of them, and TRL prints the step alone.
+Phases have the names of `PhaseParts`; `step` is the whole step. What a trainer prints of two things
+under one name stands under the first of them, and TRL prints the step alone.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class PhaseLog:
     """of each step what it printed, by name"""
 
     def values(self, name: str) -> list[float]:
-        """What the steps printed under a name; the first step, which compiles and loads, is left out where there are three or more."""
+        """What the steps printed under a name; the first step, which compiles and loads, is left
+        out where there are three or more."""
         found = [step[name] for step in self.steps if name in step]
         return found[1:] if len(found) > 2 else found
 
@@ -103,7 +105,8 @@ def read_phases(lines: Iterable[str]) -> PhaseLog:
 
 
 def phases_of_line(line: str) -> tuple[int, dict[str, float]] | None:
-    """(number of the step, or 0; what it says) of a line that says all of a step; None for other lines."""
+    """(number of the step, or 0; what it says) of a line that says all of a step; None for other
+    lines."""
     line = line[: MAX_LINE * 4]
     if header := _VERL_STEP.search(line):
         fields = _VERL_FIELD.findall(line[header.end() - 3 :])
@@ -144,7 +147,8 @@ def _of_block(line: str) -> dict[str, float]:
 
 
 def _whole(values: dict[str, float]) -> dict[str, float]:
-    """With the update of policy and critic together, and the generated tokens where all tokens and both mean lengths are printed."""
+    """With the update of policy and critic together, and the generated tokens where all tokens and
+    both mean lengths are printed."""
     found = dict(values)
     if "update_critic" in found and "update" in found:
         found["update"] += found["update_critic"]

@@ -62,8 +62,8 @@ class Program(NamedTuple):
 
 
 def program_of(words: Sequence[str]) -> Program | None:
-    """The program of post-training that a command starts; None where it starts another. Files whose name alone says little are NeMo-RL's
-    where their arguments are overrides or a file of YAML."""
+    """The program of post-training that a command starts; None where it starts another. Files whose
+    name alone says little are NeMo-RL's where their arguments are overrides or a file of YAML."""
     for at, word in enumerate(words):
         for name in (*PROGRAMS, *UNREAD):
             length = len(name.split())

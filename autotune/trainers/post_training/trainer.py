@@ -1,7 +1,8 @@
-"""What trainers of post-training share: knobs of a step that generates, one configuration file, logs by phase.
+"""What trainers of post-training share: knobs of a step that generates, one configuration file,
+logs by phase.
 
-A subclass writes and reads its file. Keys that nobody reads are its `settings`, which every launch writes again; data, rewards and prompts are among them, for a config says nothing
-about these.
+A subclass writes and reads its file. Keys that nobody reads are its `settings`, which every launch
+writes again; data, rewards and prompts are among them, for a config says nothing about these.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class PostTrainer(Trainer):
     carried: ClassVar[frozenset[str]]
     """knobs of post-training that its launches pass on"""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """what the program takes for keys that its configuration lacks, by dotted path, of the keys that are read; a launch writes the values themselves"""
+    """what the program takes for keys that its configuration lacks, by dotted path, of the keys
+    that are read; a launch writes the values themselves"""
     resolves: ClassVar[bool] = False
     """whether OmegaConf reads its file, which resolves `${oc.env:NAME}`"""
     limited_by = frozenset(KNOBS)
@@ -207,7 +209,8 @@ class PostTrainer(Trainer):
         return replace(found, settings=left, remarks=(*found.remarks, *keys.remarks))
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
-        """(name, contents) of its file, over which the command's overrides `key.inner=value` count."""
+        """(name, contents) of its file, over which the command's overrides `key.inner=value`
+        count."""
         named = next((name for name in present.files if name.endswith((".yaml", ".yml"))), "")
         document = parse_document(named, present.files[named]) if named else {}
         found = overrides(self.words(present))
@@ -241,7 +244,8 @@ class PostTrainer(Trainer):
 
 
 def with_environment(value: Any) -> Any:
-    """Variables that a shell would have filled in (`$HOME`, `${DATA}`) as OmegaConf resolves them; its own `${data.path}` stays."""
+    """Variables that a shell would have filled in (`$HOME`, `${DATA}`) as OmegaConf resolves them;
+    its own `${data.path}` stays."""
     if isinstance(value, Mapping):
         return {key: with_environment(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -276,7 +280,8 @@ def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
 
 
 def unsaid(argv: Sequence[str]) -> list[str]:
-    """Paths of overrides without a value, as a shell's unknown variable leaves them: `a.b=`, `a.b=$X`."""
+    """Paths of overrides without a value, as a shell's unknown variable leaves them: `a.b=`,
+    `a.b=$X`."""
     found = []
     for word in argv:
         path, sign, text = word.lstrip("+").partition("=")
@@ -293,7 +298,8 @@ def fitted(
     *,
     alone: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The knobs with those that follow from ranks and batch. Files of these programs may have a batch that nothing divides, and say `alone` otherwise where no rank has the same weights."""
+    """The knobs with those that follow from ranks and batch. Files of these programs may have a
+    batch that nothing divides, and say `alone` otherwise where no rank has the same weights."""
     found = completed(knobs, ranks=ranks)
     if found.get("dp", 0) * found.get("cp", 1) == 1:
         found |= alone or {}
@@ -303,7 +309,8 @@ def fitted(
 
 
 def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int | None:
-    """Optimizer steps of a step; None where the batch does not divide its sequences, or is not known."""
+    """Optimizer steps of a step; None where the batch does not divide its sequences, or is not
+    known."""
     return (
         prompts * responses // batch
         if prompts and batch and prompts * responses % batch == 0
@@ -312,7 +319,8 @@ def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int 
 
 
 def read_algorithm(keys: KeyReader, path: str, estimators: Mapping[str, str]) -> str:
-    """`rl.algorithm` by the estimator of advantages at this path: PPO or GRPO. rloo, gpg and others cost what GRPO costs, and stay what they are."""
+    """`rl.algorithm` by the estimator of advantages at this path: PPO or GRPO. rloo, gpg and others
+    cost what GRPO costs, and stay what they are."""
     estimator = keys.text(path)
     if estimator not in estimators.values():
         keys.keep_unless(path, None)
@@ -320,7 +328,8 @@ def read_algorithm(keys: KeyReader, path: str, estimators: Mapping[str, str]) ->
 
 
 def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
-    """`rl.whole_experts` of a launch of Megatron-Core, which splits experts by tp by default; None: the default of specs."""
+    """`rl.whole_experts` of a launch of Megatron-Core, which splits experts by tp by default; None:
+    the default of specs."""
     path = f"{where}.{EXPERT_TP}"
     degree = keys.count(path)
     if degree is not None and degree not in (1, tp):

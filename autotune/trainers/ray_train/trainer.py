@@ -1,7 +1,9 @@
-"""The training loop of a `ray.train.torch.TorchTrainer` that a Python program holds, tuned by `autotune.ray.tune_torch_trainer`.
+"""The training loop of a `ray.train.torch.TorchTrainer` that a Python program holds, tuned by
+`autotune.ray.tune_torch_trainer`.
 
-A config reaches the loop in its `train_loop_config`, each knob under its own name, the study's own among them. Which of them the loop reads is the
-user's to know, so no value is rejected. No file can hold a TorchTrainer, so no launch is written: the line `in_python` starts a config.
+A config reaches the loop in its `train_loop_config`, each knob under its own name, the study's own
+among them. Which of them the loop reads is the user's to know, so no value is rejected. No file can
+hold a TorchTrainer, so no launch is written: the line `in_python` starts a config.
 """
 
 from __future__ import annotations

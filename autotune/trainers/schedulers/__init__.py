@@ -1,5 +1,5 @@
-"""Schedulers: a launch as a job of the cluster's scheduler. Each starts the same `launch.sh` once on every node and tells it NODE_RANK, MASTER_ADDR
-and MASTER_PORT.
+"""Schedulers: a launch as a job of the cluster's scheduler. Each starts the same `launch.sh` once
+on every node and tells it NODE_RANK, MASTER_ADDR and MASTER_PORT.
 
     scheduler.py     Scheduler, the base class; Shell: by hand, or by a tool of one's own, launch.sh alone
     slurm.py         job.sbatch, for sbatch
@@ -30,7 +30,8 @@ DEFAULT = Shell.name
 
 
 def scheduler(name: str) -> Scheduler:
-    """The scheduler of that name. Raises `CatalogError` with the nearest name when there is none."""
+    """The scheduler of that name. Raises `CatalogError` with the nearest name when there is
+    none."""
     if name not in SCHEDULERS:
         raise CatalogError(
             f"there is no scheduler {name[:80]!r}",
@@ -43,7 +44,8 @@ def scheduler(name: str) -> Scheduler:
 def split_options(
     on: Scheduler, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options that are the trainer's, and those that are the scheduler's, checked and with their defaults. Raises `SpecError`."""
+    """The options that are the trainer's, and those that are the scheduler's, checked and with
+    their defaults. Raises `SpecError`."""
     mine = {option.name: option for option in on.options}
     values = {
         name: option.check(options[name]) if name in options else option.default
@@ -59,9 +61,11 @@ def job_of(
     config: ParallelConfig,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The launch as a job: {scheduler, nodes, ranks_per_node, gpus_per_node, start (the command that starts it), files, notes}.
+    """The launch as a job: {scheduler, nodes, ranks_per_node, gpus_per_node, start (the command
+    that starts it), files, notes}.
 
-    `options`: of `split_options`. Raises `ExportError` when a file of the launch has the name of a file of the job.
+    `options`: of `split_options`. Raises `ExportError` when a file of the launch has the name of a
+    file of the job.
     """
     placement = place(workload.cluster, config)
     files = {

@@ -1,8 +1,10 @@
-"""Kubernetes: `job.yaml`, a JobSet with one pod per node, and a ConfigMap with the files of the launch.
+"""Kubernetes: `job.yaml`, a JobSet with one pod per node, and a ConfigMap with the files of the
+launch.
 
-JobSet (jobset.x-k8s.io/v1alpha2, kubernetes-sigs/jobset api/jobset/v1alpha2) makes one indexed Job of `nodes` completions and a headless service
-with the name of the JobSet. The pod of index 0 is reached at JOBSET-REPLICATEDJOB-0-0.JOBSET, and each pod is told its index as
-JOB_COMPLETION_INDEX (batch/v1, completionMode Indexed).
+JobSet (jobset.x-k8s.io/v1alpha2, kubernetes-sigs/jobset api/jobset/v1alpha2) makes one indexed Job
+of `nodes` completions and a headless service with the name of the JobSet. The pod of index 0 is
+reached at JOBSET-REPLICATEDJOB-0-0.JOBSET, and each pod is told its index as JOB_COMPLETION_INDEX
+(batch/v1, completionMode Indexed).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A Ray job: `ray_job.py`, a driver that reserves the nodes and starts `launch.sh` on each. It needs Ray alone, not this package."""
+"""A Ray job: `ray_job.py`, a driver that reserves the nodes and starts `launch.sh` on each. It
+needs Ray alone, not this package."""
 
 from __future__ import annotations
 

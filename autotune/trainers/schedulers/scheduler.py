@@ -49,7 +49,8 @@ def heading(launch: Launch, *lines: str) -> list[str]:
 
 
 def job_name(launch: Launch) -> str:
-    """A name for the job from the study's: lower-case letters, digits and `-`, as DNS labels (RFC 1035) want it."""
+    """A name for the job from the study's: lower-case letters, digits and `-`, as DNS labels (RFC
+    1035) want it."""
     study = str(launch.tuned["study"]["name"]) if launch.tuned else ""
     words = re.sub(r"[^a-z0-9]+", "-", study.lower()).strip("-")
     return f"autotune-{words}"[:LONGEST_NAME].strip("-")

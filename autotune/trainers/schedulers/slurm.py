@@ -1,7 +1,9 @@
-"""Slurm: `job.sbatch`, which starts `launch.sh` once on every node of its allocation; its first lines are also those of a job that runs a study.
+"""Slurm: `job.sbatch`, which starts `launch.sh` once on every node of its allocation; its first
+lines are also those of a job that runs a study.
 
-MASTER_ADDR is the first host of the allocation (`scontrol show hostnames`), NODE_RANK the relative number of the node (SLURM_NODEID, srun(1)), and
-MASTER_PORT follows from the job's id, so that jobs that share a node do not collide.
+MASTER_ADDR is the first host of the allocation (`scontrol show hostnames`), NODE_RANK the relative
+number of the node (SLURM_NODEID, srun(1)), and MASTER_PORT follows from the job's id, so that jobs
+that share a node do not collide.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Slurm(Scheduler):
 def directive_lines(
     name: str, *, nodes: int, gpus_per_node: int, asked: Mapping[str, str], exclusive: bool = True
 ) -> list[str]:
-    """The first lines of a batch script, for one task on each node. Of `asked`, what is empty stands there as a comment to be filled in."""
+    """The first lines of a batch script, for one task on each node. Of `asked`, what is empty
+    stands there as a comment to be filled in."""
     return [
         f"#SBATCH --job-name={name}",
         f"#SBATCH --nodes={nodes}",

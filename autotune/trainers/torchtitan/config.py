@@ -1,4 +1,5 @@
-"""torchtitan 0.3: the configuration as a Python function that returns a Trainer.Config, beside the module that builds the model.
+"""torchtitan 0.3: the configuration as a Python function that returns a Trainer.Config, beside the
+module that builds the model.
 
     torchrun -m torchtitan.train --module autotune_config --config tuned
 
@@ -106,7 +107,8 @@ def _settings(
 
 
 def settings_words(settings: Mapping[str, Any], path: str = "") -> tuple[str, ...]:
-    """Further settings as options of the command: `--training.gc_freq=7`, and `--compile.enable` or `--compile.no-enable` for flags."""
+    """Further settings as options of the command: `--training.gc_freq=7`, and `--compile.enable` or
+    `--compile.no-enable` for flags."""
     found: list[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):

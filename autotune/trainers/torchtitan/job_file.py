@@ -1,4 +1,5 @@
-"""torchtitan 0.2: the TOML job file, and a module that registers a model of the exact sizes (torchtitan's own flavours have fixed sizes).
+"""torchtitan 0.2: the TOML job file, and a module that registers a model of the exact sizes
+(torchtitan's own flavours have fixed sizes).
 
 Facts of its code (0.2.2) that the mapping rests on:
   - Mixed precision comes from FSDP or, on a mesh of one dimension, from autocast. With tp or pp and without FSDP there is none.
@@ -91,8 +92,8 @@ def _sections(
 def _model_module(model: ModelSpec) -> str:
     """Source of the module that registers the model.
 
-    torchtitan computes the feed-forward width as int(ffn_dim_multiplier * int(8/3 * dim)), rounded up to `multiple_of`; both are chosen to give
-    ffn_hidden_size exactly.
+    torchtitan computes the feed-forward width as int(ffn_dim_multiplier * int(8/3 * dim)), rounded
+    up to `multiple_of`; both are chosen to give ffn_hidden_size exactly.
     """
     arguments: dict[str, Any] = {
         "dim": model.hidden_size,
@@ -107,7 +108,8 @@ def _model_module(model: ModelSpec) -> str:
     if figures := figures_of(model):
         given = {"rope_theta": figures.rotary_base, "norm_eps": figures.norm_epsilon}
         arguments |= {name: value for name, value in given.items() if value is not None}
-        # release 0.2 scales every model as Llama 3.1 is scaled, unless it is told otherwise; a factor of 1 changes nothing
+        # release 0.2 scales every model as Llama 3.1 is scaled, unless it is told otherwise; a
+        # factor of 1 changes nothing
         scaling = rotary_scaling(model) or {"scaling_factor": 1.0}
         arguments["rope_scaling_args"] = call("RoPEScalingArgs", scaling)
     return (

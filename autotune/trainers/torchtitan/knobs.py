@@ -1,11 +1,15 @@
-"""What releases 0.2 and 0.3 of torchtitan call the same: degrees, batch, precision, and how a model is cut into pipeline stages.
+"""What releases 0.2 and 0.3 of torchtitan call the same: degrees, batch, precision, and how a model
+is cut into pipeline stages.
 
     stages = pp * virtual_stages, of ceil(num_layers / stages) layers each
 
-With a pipeline, local_batch_size is the batch of a whole step of one data-parallel rank, and pipeline_parallel_microbatch_size the micro-batch. Without
-one, the accumulation is global_batch_size / (local_batch_size * dp). Replicas are either copies (data_parallel_replicate_degree, ZeRO 0) or shards (FSDP2): FSDP2 that
-keeps weights gathered after the forward pass is ZeRO 2, and FSDP2 that reshards them is ZeRO 3. There is no ZeRO 1. With both degrees above 1 the copies are of
-shards (HSDP). With pp_split=edges the first and the last stage have one layer less each.
+With a pipeline, local_batch_size is the batch of a whole step of one data-parallel rank, and
+pipeline_parallel_microbatch_size the micro-batch. Without one, the accumulation is
+global_batch_size / (local_batch_size * dp). Replicas are either copies
+(data_parallel_replicate_degree, ZeRO 0) or shards (FSDP2): FSDP2 that keeps weights gathered after
+the forward pass is ZeRO 2, and FSDP2 that reshards them is ZeRO 3. There is no ZeRO 1. With both
+degrees above 1 the copies are of shards (HSDP). With pp_split=edges the first and the last stage
+have one layer less each.
 """
 
 from __future__ import annotations
@@ -57,7 +61,8 @@ def _can_cut(model: ModelSpec, c: ParallelConfig, virtual_stages: int) -> bool:
 
 
 def layers_per_stage(model: ModelSpec, c: ParallelConfig) -> int | None:
-    """Layers per stage that give pp * virtual_stages stages. None: torchtitan's default (1 or 2 stages per rank); 0: impossible."""
+    """Layers per stage that give pp * virtual_stages stages. None: torchtitan's default (1 or 2
+    stages per rank); 0: impossible."""
     if c.virtual_stages <= 2:
         return None
     stages = c.pp * c.virtual_stages
@@ -105,7 +110,8 @@ def parallelism_settings(model: ModelSpec, c: ParallelConfig) -> dict[str, Any]:
 
 
 def rotary_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The model's rotary scaling by torchtitan's names; None where its config.json asks for none, or for another kind than Llama 3.1's."""
+    """The model's rotary scaling by torchtitan's names; None where its config.json asks for none,
+    or for another kind than Llama 3.1's."""
     scaling = llama3_scaling(model)
     return scaling and {
         ("scaling_factor" if name == "factor" else name): value for name, value in scaling.items()

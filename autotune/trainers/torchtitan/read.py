@@ -63,7 +63,8 @@ FLAVORS = {
     ("deepseek_v3", "236B"): "deepseek-v2",
     ("deepseek_v3", "671B"): "deepseek-v3",
 }
-"""models of the catalog, by name and flavour of torchtitan's own; those of Qwen3 are called alike"""
+"""models of the catalog, by name and flavour of torchtitan's own; those of Qwen3 are called
+alike"""
 MODULE = "autotune_model"
 """the model module that an export brings"""
 
@@ -205,8 +206,9 @@ def flavored(name: str, flavor: str) -> dict[str, Any]:
 
 
 def _data_parallel(keys: KeyReader, cp: int, pp: int) -> tuple[int | None, int, int]:
-    """(dp, ZeRO stage, copies of the shards); dp is None where it is what the ranks leave. By default a pipeline keeps weights gathered between its
-    micro-batches (`get_fsdp_reshard_after_forward_policy`)."""
+    """(dp, ZeRO stage, copies of the shards); dp is None where it is what the ranks leave. By
+    default a pipeline keeps weights gathered between its micro-batches
+    (`get_fsdp_reshard_after_forward_policy`)."""
     replicas = keys.count("parallelism.data_parallel_replicate_degree") or 1
     shards = keys.find("parallelism.data_parallel_shard_degree")
     keys.drop("parallelism.data_parallel_shard_degree")
@@ -308,7 +310,8 @@ def _registered_model(present: PresentConfiguration) -> Mapping[str, Any]:
 
 
 def _width(given: Mapping[str, Any]) -> int:
-    """torchtitan's feed-forward width: int(ffn_dim_multiplier * int(8/3 * dim)), rounded up to `multiple_of`."""
+    """torchtitan's feed-forward width: int(ffn_dim_multiplier * int(8/3 * dim)), rounded up to
+    `multiple_of`."""
     multiple = int(given["multiple_of"])
     width = int(given["ffn_dim_multiplier"] * int(2 * (4 * given["dim"]) / 3))
     return multiple * -(-width // multiple)

@@ -1,7 +1,9 @@
-"""torchtitan's Python configuration (0.3): a function that returns a Trainer.Config. It is read, never run.
+"""torchtitan's Python configuration (0.3): a function that returns a Trainer.Config. It is read,
+never run.
 
-The function is the one that the command names (`--config tuned`), else the first of the file. Options of the command override what it says. Its keys
-are put under the names that the job file of 0.2 has for them, and read by the same rules.
+The function is the one that the command names (`--config tuned`), else the first of the file.
+Options of the command override what it says. Its keys are put under the names that the job file of
+0.2 has for them, and read by the same rules.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ def read(present: PresentConfiguration) -> Reading:
 def _returned(
     name: str, text: str, wanted: str | None
 ) -> tuple[ast.FunctionDef, ast.Call, list[str]]:
-    """(the configuration's function, the call of Trainer.Config that it returns, names of other functions that return one)"""
+    """(the configuration's function, the call of Trainer.Config that it returns, names of other
+    functions that return one)"""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -98,7 +101,8 @@ def _returned(
 
 
 def _arguments(call: ast.Call) -> dict[str, Any]:
-    """Keyword arguments: literals as values, calls as mappings, anything else as the source that it is; the model as its node."""
+    """Keyword arguments: literals as values, calls as mappings, anything else as the source that it
+    is; the model as its node."""
     found: dict[str, Any] = {}
     for word in call.keywords:
         if word.arg is None:
@@ -170,7 +174,8 @@ def _assigned(function: ast.FunctionDef, node: Any) -> Any:
 
 
 def _registered(function: ast.FunctionDef, node: Any) -> dict[str, Any]:
-    """Sizes of `model_registry("8B")`, a flavour of torchtitan's own, whose functions are named by the model: `llama3_8b`."""
+    """Sizes of `model_registry("8B")`, a flavour of torchtitan's own, whose functions are named by
+    the model: `llama3_8b`."""
     if not (
         isinstance(node, ast.Call) and ast.unparse(node.func) == "model_registry" and node.args
     ):

@@ -1,4 +1,5 @@
-"""torchtitan: a job file for release 0.2 (`job_file.py`), a Python configuration from 0.3 on (`config.py`), with the model's exact sizes.
+"""torchtitan: a job file for release 0.2 (`job_file.py`), a Python configuration from 0.3 on
+(`config.py`), with the model's exact sizes.
 
 The releases differ in what they can express; the limits say it by release.
 """
@@ -119,7 +120,8 @@ class TorchtitanTrainer(Trainer):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """Models that it has not, fp16, ZeRO 1, uneven stages; and what the release does not know."""
+        """Models that it has not, fp16, ZeRO 1, uneven stages; and what the release does not
+        know."""
         c, model = effective(config), workload.model
         of_release = _limits_of_0_2 if options["version"] == "0.2" else _limits_of_0_3
         unscaled = "torchtitan trains in fp32, bf16, fp8 or mxfp8, without loss scaling"
@@ -218,7 +220,8 @@ class TorchtitanTrainer(Trainer):
         return read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
-        """The launch with further settings: in the job file of release 0.2, as options of the command from 0.3 on."""
+        """The launch with further settings: in the job file of release 0.2, as options of the
+        command from 0.3 on."""
         if self.settings_file in launch.files:
             return super().with_settings(launch, settings)
         return replace(launch, argv=(*launch.argv, *torchtitan_config.settings_words(settings)))

@@ -1,4 +1,5 @@
-"""The keys of GRPOConfig: their defaults, and the file of TRL's that shards as a ZeRO stage says."""
+"""The keys of GRPOConfig: their defaults, and the file of TRL's that shards as a ZeRO stage
+says."""
 
 from __future__ import annotations
 

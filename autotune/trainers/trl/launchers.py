@@ -1,4 +1,5 @@
-"""What Accelerate is told outside of GRPOConfig: `--accelerate_config`, DeepSpeed's file, and the flags of `accelerate launch`."""
+"""What Accelerate is told outside of GRPOConfig: `--accelerate_config`, DeepSpeed's file, and the
+flags of `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ OF_ONE_MACHINE = frozenset(
         "rdzv_backend",
     }
 )
-"""flags of `accelerate launch` that a launch writes itself, or that the program's own arguments decide"""
+"""flags of `accelerate launch` that a launch writes itself, or that the program's own arguments
+decide"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ def read_launched(keys: KeyReader) -> Launched:
 
 
 def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
-    """What a file keeps in host memory, in words: launches do not, and plans count it on the GPU."""
+    """What a file keeps in host memory, in words: launches do not, and plans count it on the
+    GPU."""
     away = [
         path
         for path, value in flat(document)
@@ -108,7 +111,8 @@ def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """A configuration with the contents of the files that tell Accelerate how to shard, in place of their names."""
+    """A configuration with the contents of the files that tell Accelerate how to shard, in place of
+    their names."""
     found = dict(document)
     launcher, of_deepspeed = (os.path.normpath(str(found.get(key, ""))) for key in LAUNCHERS_FILES)
     if launcher in files:
@@ -127,7 +131,8 @@ def with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> dic
 
 
 def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
-    """`accelerate launch ... -m trl.scripts.grpo ...` as `trl grpo`, which starts Accelerate itself.
+    """`accelerate launch ... -m trl.scripts.grpo ...` as `trl grpo`, which starts Accelerate
+    itself.
 
     Raises `SpecError` for flags of the launcher that decide how it trains and are not read.
     """

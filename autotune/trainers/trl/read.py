@@ -43,7 +43,8 @@ def document_of(present: PresentConfiguration, words: Sequence[str]) -> tuple[st
 
 
 def with_ranks(found: Reading, ranks_of_cluster: int | None) -> Reading:
-    """The reading with its ranks, those of file or command, else all of a cluster, and with what follows from them."""
+    """The reading with its ranks, those of file or command, else all of a cluster, and with what
+    follows from them."""
     knobs = completed(found.knobs, ranks=found.knobs.get("dp") or ranks_of_cluster)
     rl = {name: value for name, value in found.rl.items() if name not in ("steps", "sequences")}
     if not (ranks := knobs.get("dp")):

@@ -4,9 +4,11 @@
     steps_per_generation            micro-batches per rank between two generations: accumulation times mini-batches
     num_iterations                  passes over them
 
-Names and defaults are those of GRPOConfig in trl 1.16.0 (trainer/grpo_config.py, base_config.py) and of TrainingArguments in transformers 5; a command's flags count over the file
-(cli/commands/training.py). ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered; with the engine `deepspeed`, ZeRO 1 to 3 are the files of that name that TRL
-brings for Accelerate. Without vLLM the ranks generate by transformers.
+Names and defaults are those of GRPOConfig in trl 1.16.0 (trainer/grpo_config.py, base_config.py)
+and of TrainingArguments in transformers 5; a command's flags count over the file
+(cli/commands/training.py). ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered;
+with the engine `deepspeed`, ZeRO 1 to 3 are the files of that name that TRL brings for Accelerate.
+Without vLLM the ranks generate by transformers.
 """
 
 from __future__ import annotations
@@ -204,7 +206,8 @@ class Trl(PostTrainer):
     step_marks = ("{", "'train_samples")
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """The dictionary of a logged step: its `step_time`, which is that of all micro-batches; else as of any trainer of transformers."""
+        """The dictionary of a logged step: its `step_time`, which is that of all micro-batches;
+        else as of any trainer of transformers."""
         return (step_metrics_of(line) if "'step_time'" in line else None) or parse_loss_dictionary(
             line
         )

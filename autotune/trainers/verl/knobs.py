@@ -1,4 +1,5 @@
-"""The keys of verl's configuration: names, defaults, and what the knobs of its two engines become."""
+"""The keys of verl's configuration: names, defaults, and what the knobs of its two engines
+become."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def fsdp_settings(c: ParallelConfig, role: str) -> dict[str, Any]:
 def megatron_settings(
     c: ParallelConfig, rl: PostTraining, role: str, model: ModelSpec
 ) -> dict[str, Any]:
-    """What Megatron is told of the policy, with its reference, or of the critic (`role`), by dotted paths."""
+    """What Megatron is told of the policy, with its reference, or of the critic (`role`), by dotted
+    paths."""
     found: dict[str, Any] = {path: getattr(c, knob) for knob, path in MEGATRON.items()}
     found["sequence_parallel"] = c.sequence_parallel
     if rl.whole_experts and model.num_experts:

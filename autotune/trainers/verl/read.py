@@ -55,7 +55,8 @@ UNREAD_ENGINES = ("veomni", "torchtitan", "automodel", "mlite")
 
 
 def with_groups(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """The document with the groups of settings that the words of its command choose: `--config-name=ppo_megatron_trainer`, `actor@path=mlite_actor`."""
+    """The document with the groups of settings that the words of its command choose:
+    `--config-name=ppo_megatron_trainer`, `actor@path=mlite_actor`."""
     named = PurePosixPath(PresentConfiguration(argv=tuple(words)).option("config-name") or "").stem
     chosen = [named] if named in OWN_GROUPS else []
     chosen += [word for word in words if "@" in word.partition("=")[0] and "=" in word]
@@ -188,7 +189,8 @@ def _generating(keys: KeyReader, per_node: int | None) -> int:
 
 
 def _placement(keys: KeyReader, ranks: int | None, generating: int) -> dict[str, Any] | None:
-    """Where responses are generated, and how old their policy may be; None on the GPUs that train."""
+    """Where responses are generated, and how old their policy may be; None on the GPUs that
+    train."""
     keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "actor_rollout_ref.hybrid_engine")  # fmt: skip
     stale = keys.count("trainer.v1.sampler.max_off_policy_threshold")
     if not generating or not ranks:
@@ -197,7 +199,8 @@ def _placement(keys: KeyReader, ranks: int | None, generating: int) -> dict[str,
 
 
 def _lengths(keys: KeyReader) -> tuple[int | None, int | None]:
-    """The longest prompt and response, which stay settings: what a log says of lengths cuts no prompt."""
+    """The longest prompt and response, which stay settings: what a log says of lengths cuts no
+    prompt."""
     paths = ("data.max_prompt_length", "data.max_response_length")
     prompt, response = (keys.count(path) for path in paths)
     keys.keep(*paths)
@@ -254,7 +257,8 @@ def _rollout(keys: KeyReader) -> dict[str, Any]:
 
 
 def _engine(keys: KeyReader) -> str:
-    """What trains, by the groups of settings that a configuration takes. Raises `SpecError` for an engine that is not read."""
+    """What trains, by the groups of settings that a configuration takes. Raises `SpecError` for an
+    engine that is not read."""
     groups = _groups(keys.find("defaults"))
     named = (
         keys.find(path)
@@ -335,7 +339,8 @@ def _read_megatron(keys: KeyReader) -> dict[str, Any]:
 
 
 def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
-    """What launches write of a critic again from the policy's; where it differs today, it is said."""
+    """What launches write of a critic again from the policy's; where it differs today, it is
+    said."""
     own, of_policy = (f"{role}.{ENGINE[role][engine]}" for role in (CRITIC, ACTOR))
     alike = {
         f"{CRITIC}.model.{key}": f"{MODEL}.{key}"

@@ -3,10 +3,13 @@
     engine fsdp        ZeRO 3 (or 2: reshard_after_forward off), Ulysses over `ulysses_sequence_parallel_size` ranks, whole-layer recomputation
     engine megatron    tensor, pipeline, context and expert parallelism, the distributed optimizer (ZeRO 1)
 
-Names and defaults are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml, _generated_ppo_megatron_trainer.yaml). `micro_batch_tokens` is `ppo_max_token_len_per_gpu` with
-`use_dynamic_bsz`; `rollout_gpus` above 0 is the trainer of kind `separate_async`, whose engines have nodes of their own: it wants
-data.train_batch_size = parameter_sync_step * ppo_mini_batch_size and another way to send weights than `naive` (trainer/ppo/v1/trainer_separate_async.py), and leaves the training GPUs without
-engines where `hybrid_engine` is off. A critic is cut, sharded, packed and offloaded as the policy is.
+Names and defaults are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml,
+_generated_ppo_megatron_trainer.yaml). `micro_batch_tokens` is `ppo_max_token_len_per_gpu` with
+`use_dynamic_bsz`; `rollout_gpus` above 0 is the trainer of kind `separate_async`, whose engines
+have nodes of their own: it wants data.train_batch_size = parameter_sync_step * ppo_mini_batch_size
+and another way to send weights than `naive` (trainer/ppo/v1/trainer_separate_async.py), and leaves
+the training GPUs without engines where `hybrid_engine` is off. A critic is cut, sharded, packed and
+offloaded as the policy is.
 """
 
 from __future__ import annotations
@@ -245,7 +248,8 @@ class Verl(PostTrainer):
         return found
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
-        """Its file with the overrides of its command, and the groups of settings that the command chooses."""
+        """Its file with the overrides of its command, and the groups of settings that the command
+        chooses."""
         name, document = super().present_document(present)
         return name, read.with_groups(document, self.words(present))
 
