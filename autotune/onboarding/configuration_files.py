@@ -101,7 +101,7 @@ def read_present(path: Path) -> PresentConfiguration:
     if not (path / MANIFEST).is_file():
         raise SpecError(
             f"the folder {str(path)!r} has no {MANIFEST}, so it was not written by `autotune export`",
-            remedy="give the trainer's own file in that folder",
+            remedy="give the path of the trainer's own file in that folder",
             field="FILE",
         )
     try:
@@ -110,7 +110,7 @@ def read_present(path: Path) -> PresentConfiguration:
         cwd, digest = str(launch.get("cwd", "")), launch.get("sha256", {}).get(SCRIPT)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(
-            f"{path / MANIFEST} is not a manifest of `autotune export`", field="FILE"
+            f"{path / MANIFEST} is not a manifest that `autotune export` wrote", field="FILE"
         ) from None
     # the files themselves, not the manifest's copy: somebody may have edited them since
     if (path / SCRIPT).is_file() and digest_of((script := _text(path / SCRIPT)).encode()) != digest:
@@ -313,10 +313,10 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
         if not is_file or (base / str(file)).is_file():
             continue
         if name == "fsdp":
-            yield f"{UNREAD}{file} was not found, so no activation checkpointing is assumed"
+            yield f"{UNREAD}{file} was not found, so activation checkpointing is assumed to be off"
         else:
             stage = decided_by(name, str(file), base).get("zero_stage", 0)
-            why = ", as its name says" if stage else MAY_SHARD
+            why = ", as the file's name says" if stage else MAY_SHARD
             yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why}"
 
 

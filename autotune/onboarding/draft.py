@@ -86,7 +86,9 @@ class Place:
         if self.name:
             comment = ""
         elif self.fill_in:
-            comment = f"fill in, e.g. {usual}: it requests {self.nodes} nodes"
+            comment = (
+                f"fill in the cluster, e.g. {usual}, because the script requests {self.nodes} nodes"
+            )
         else:
             comment = f"this machine; otherwise e.g. {usual}"
         return (

@@ -104,7 +104,7 @@ def launch_of_python(path: Path, draft: Draft, ranks: int) -> PresentLaunch:
     if path.name not in words:
         raise SpecError(
             f"it is unclear how {path.name} is started",
-            remedy="give the whole command: autotune init --run -- torchrun --nproc-per-node=2 train.py ...",
+            remedy="pass the whole command: autotune init --run -- torchrun --nproc-per-node=2 train.py ...",
             field="FILE",
         )
     end = words.index(path.name) + 1
@@ -123,13 +123,13 @@ def _refuse_elsewhere(started: Started, what: str) -> None:
     if started.nodes > 1:
         raise SpecError(
             f"{what} starts {started.program} on {started.nodes} nodes, but --run uses only this machine",
-            remedy="give a command for one node after `--`: autotune init --run -- torchrun --nproc-per-node=8 train.py ...; or omit --run",
+            remedy="pass a command for one node after `--`: autotune init --run -- torchrun --nproc-per-node=8 train.py ...; or omit --run",
             field="--run",
         )
     if started.launcher == "srun" and _ALLOCATED not in os.environ:
         raise SpecError(
             f"{what} starts {started.program} with srun, which needs a Slurm allocation",
-            remedy="start autotune within one: salloc --nodes=1 --gpus=8 autotune init --run ...; or omit --run",
+            remedy="start autotune within an allocation: salloc --nodes=1 --gpus=8 autotune init --run ...; or omit --run",
             field="--run",
         )
 
@@ -180,10 +180,10 @@ def _what_does(words: Sequence[str]) -> str:
     """What to give in place of a command that starts no program itself."""
     for word in words:
         if Path(word).suffix in SHELL_SCRIPTS:
-            return f"give the script: autotune init {word}"
+            return f"pass the script itself: autotune init {word}"
         if word.endswith(".ipynb"):
-            return f"write the notebook as a program (jupyter nbconvert --to script {word}), and give that"
-    return "give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ..."
+            return f"convert the notebook to a script (jupyter nbconvert --to script {word}), and pass that script"
+    return "pass the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ..."
 
 
 def text_draft(
@@ -252,7 +252,7 @@ def _first_draft(
         if name is None:
             raise SpecError(
                 f"{path.name} does not start a recognizable Python program",
-                remedy="give the script that starts the training itself, or the Python file that trains",
+                remedy="pass the script that starts the training itself, or the Python file that trains",
                 field="FILE",
             )
     elif name in POST_TRAINERS:
@@ -267,13 +267,13 @@ def _first_draft(
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(
                 f"{path.name} is a {foreign} configuration, which autotune does not support",
-                remedy=f"give a script that starts a Python program with options, or {SAY_IT}",
+                remedy=f"pass a script that starts a Python program with options, or {SAY_IT}",
                 field="FILE",
             )
     if name is None:
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
-            remedy="give the script that trains or the command that reads the file (`autotune review -- COMMAND`), or specify the trainer (`autotune import --from TRAINER FILE`)",
+            remedy="pass the script that trains, pass the command that reads the file (`autotune review -- COMMAND`), or specify the trainer (`autotune import --from TRAINER FILE`)",
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
@@ -323,8 +323,8 @@ def _told_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] |
     )
     if file is None:
         raise SpecError(
-            f"{path.name} starts {started.program} with {given}, which sets model, batch and degrees but was not found in {cwd}",
-            remedy=f"give {given} itself, or put it into that folder",
+            f"{path.name} starts {started.program} with {given}, which sets the model, batch and degrees but was not found in {cwd}",
+            remedy=f"pass the path of {given} itself, or put {given} into that folder",
             field="FILE",
         )
     name = recognized(read_present(file))
@@ -358,7 +358,7 @@ def _imported(
     except SpecError as error:
         if "autotune init" not in error.remedy:
             raise
-        remedy = f"give {name}'s own file, as its documentation describes it, or the script that starts the training"
+        remedy = f"pass a file in the format that {name}'s documentation describes, or the script that starts the training"
         raise SpecError(error.message, remedy=remedy, field="FILE") from None
     return replace(
         draft, notes=(f"{path.name} is a {name} configuration, so it is imported", *draft.notes)

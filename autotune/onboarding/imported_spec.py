@@ -135,7 +135,7 @@ def import_draft(
         Entry(
             key="model",
             value=shape[0] if shape else STAND_IN_MODEL,
-            comment="fill in: vocab_size of the tokenizer" if guessed else about_model,
+            comment="fill in: vocab_size, from the tokenizer" if guessed else about_model,
         ),
         Entry(
             key="cluster",
@@ -181,13 +181,13 @@ def _read(
     if reading.missing:
         raise SpecError(
             f"{path.name} is based on {', '.join(reading.missing)}, which was not found",
-            remedy="run this on the machine that has that file: it contains settings that this file omits",
+            remedy=f"run this command on the machine that has that file, because the file contains settings that {path.name} omits",
             field="FILE",
         )
     if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:
         raise SpecError(
-            f"{path.name} does not give the number of GPUs, which determines its prompts per step",
-            remedy="specify the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
+            f"{path.name} does not give the number of GPUs, which determines the prompts per step",
+            remedy="specify the cluster, such as --cluster h100-sxm-1x8, or add --num_processes to the command",
             field="--cluster",
         )
     return reading
@@ -205,7 +205,7 @@ def _options(
             values[CWD.name] = present.cwd
         else:
             notes.append(
-                f"it runs in {present.cwd}, which is not a folder on this machine: set trainer.cwd to that folder where trials run"
+                f"the training runs in {present.cwd}, which is not a folder on this machine; set trainer.cwd to the path that this folder has where trials run"
             )
     for option in subject.options:
         file = path.parent / (values.get(option.name) or "") if option.is_path else path.parent
@@ -250,13 +250,13 @@ def _what_becomes_of(
     """What trials and exports make of the run's length and of settings without a knob, in
     sentences."""
     if steps is not None:
-        yield f"trials choose their own number of steps; to keep this run's, export with --option steps={steps}"
+        yield f"trials choose their own number of steps; to keep this run's number of steps, export with --option steps={steps}"
     if settings:
-        yield f"kept unchanged and written to every export: {', '.join(dotted(settings))}"
+        yield f"settings kept unchanged and written to every export: {', '.join(dotted(settings))}"
     if away := [path for path, value in flat(settings) if _is_offload(path, value)]:
-        yield f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU"
+        yield f"plans ignore {', '.join(away)} and count weights and states in host memory as GPU memory"
     if watching := split_by_path(settings, subject.watching)[1]:
-        yield f"monitoring is only in exports, not in trials: {', '.join(watching)}"
+        yield f"monitoring settings, which exports keep and trials omit: {', '.join(watching)}"
 
 
 def _is_offload(path: str, value: Any) -> bool:
@@ -419,7 +419,7 @@ def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:
     options = {name: _written_out(value, folder) for name, value in reading.options.items()}
     settings = _written_out(dict(reading.settings), folder)
     notes = [
-        f"{path}: only the shell can compute {value!r:.60}; write its value"
+        f"{path}: only the shell can compute {value!r:.60}; write the computed value instead"
         for path, value in flat(settings)
         if OF_SHELL.search(str(value))
     ]
@@ -467,6 +467,6 @@ def _beyond_a_launch(
         )
     if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
         notes.append(
-            f"an export also writes {', '.join(added)}, although the current configuration leaves them at their defaults"
+            f"an export also writes settings that the current configuration leaves at their defaults: {', '.join(added)}"
         )
     return settings, notes

@@ -50,7 +50,7 @@ def post_training_launch(
         if program.name in UNREAD:
             raise SpecError(
                 f"{path.name} starts {UNREAD[program.name]}, which autotune does not support",
-                remedy=f"post-training programs it reads: {', '.join(PROGRAMS)}",
+                remedy=f"pass a launch of one of these post-training programs: {', '.join(PROGRAMS)}",
                 field="FILE",
             )
         name = PROGRAMS[program.name]
@@ -130,7 +130,7 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
     if name == "trl":
         raise SpecError(
             f"{path.name} starts `trl grpo` with {told}, which was not found in {present.cwd}",
-            remedy="run this where that file exists, or give the file itself",
+            remedy="run this command where that file exists, or pass the file itself",
             field="FILE",
         )
     return present
@@ -157,7 +157,7 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
                 return replace(present, files={inner: text})
     raise SpecError(
         f"{path.name} starts verl with {named}.yaml in {' or '.join(folders) or 'its own folder'}, which was not found from {present.cwd}",
-        remedy="run this on the machine that has that file: it contains settings that the command does not give",
+        remedy="run this command on the machine that has that file, because the file contains settings that the command omits",
         field="FILE",
     )
 

@@ -64,8 +64,8 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
         name: {"mean": max(round(SHARE * most), 1), "max": most}
         for name, most in zip(LENGTHS, longest, strict=True)
     }
-    how = "fill in: lengths of prompts and responses, as mean and percentiles or as {log: run.log} from your own run"
-    speed = "fill in: generated tokens per second per GPU, or `log: run.log` instead"
+    how = "fill in: prompt and response lengths, as mean and percentiles or as {log: run.log} from your own run"
+    speed = "fill in: generated tokens per second per GPU, or write `log: run.log` instead"
     tokens = rl.get("micro_batch_tokens")
     knobs = {"micro_batch_tokens": [tokens // 2, tokens, 2 * tokens]} if tokens else {}
     return filled(
@@ -136,7 +136,7 @@ def at_the_longest(
             f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items()
         )
         assumed.append(
-            f"{said}, which is the limit: an upper bound on time and memory; pass --log to read the lengths from a run's log"
+            f"{said}, which is the limit, so time and memory are upper bounds; pass --log to read the lengths from a run's log"
         )
     if f"rollout.{SPEED}" in asked:
         rollout[SPEED] = NO_TIME

@@ -82,7 +82,10 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     assert spec["model"] == {"parameters": 314}
     assert spec["workload"]["optimizer"] == "sgd"
     assert knobs(spec)["micro_batch_size"] == "6"
-    assert "optimizer: read adamw, observed sgd; the spec has the observed value" in done.err
+    assert (
+        "optimizer: the source says adamw, but the run used sgd; the spec has the observed value"
+        in done.err
+    )
     assert "seq_len: 1" in done.err
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
@@ -138,7 +141,7 @@ def test_a_launch_that_halves_its_batch_until_it_fits_has_no_settings(refusal, p
         "init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "halves.py", code=1
     )
     assert "ran out of memory and continued" in said
-    assert "start it with a batch that fits into memory" in said
+    assert "start the launch with a batch that fits into memory" in said
     assert not (programs / "study.yaml").exists()
 
 
@@ -177,7 +180,7 @@ def test_options_that_no_text_shows_are_tuned_as_the_parser_says(run, programs):
     assert spec["workload"]["global_batch_size"] == 8
     told = ["--micro-batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"]
     assert spec["trainer"]["argv"][-3:] == [*told, "--steps={steps}"]
-    assert "said by the program's parser, default 4, currently 2" in done.document["text"]
+    assert "according to the program's parser, default 4, currently 2" in done.document["text"]
     names = [option["dest"] for option in done.document["seen"]["options"]]
     assert names == ["micro_batch_size", "grad_accum", "steps", "hub_token"]
     assert "hidden" not in done.out

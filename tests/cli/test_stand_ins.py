@@ -19,15 +19,15 @@ for step in range(20):
 def test_a_comment_stands_behind_its_value_or_above_it():
     text = "\n".join(
         (
-            "# Next: fill in what the comments ask for",
-            "model: nano-gpt    # fill in: `autotune models`",
+            "# Next, fill in what the comments ask for",
+            "model: nano-gpt    # fill in: a name from `autotune models`",
             "cluster: local     # this machine",
             "# fill in: seq_len, tokens per sequence",
             "# fill in: global_batch_size, sequences per optimizer step",
             "workload: {seq_len: 1024, global_batch_size: 8}",
             "trainer:",
             "  argv:",
-            "    - --data=FILL-IN    # fill in: the script requires it (line 3)",
+            "    - --data=FILL-IN    # fill in: the script requires this option (line 3)",
         )
     )
     assert list(stand_ins(text)) == [(2, "model"), (6, "workload"), (6, "workload"), (9, "")]

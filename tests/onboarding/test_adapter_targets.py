@@ -93,7 +93,11 @@ def test_adapters_are_read_as_the_program_sets_them(
             "adapters on my_gate, planned on all matrices of the layers",
         ),
         ("--lora_enable True", COMPUTED, "which matrices train.py chooses for its adapters"),
-        ("--lora_r 8", "", "adapters are planned on attention alone: no option names the matrices"),
+        (
+            "--lora_r 8",
+            "",
+            "adapters are planned on attention alone, which is PEFT's default, because no option names",
+        ),
         (
             "--lora_r 8 --lora_target_modules q_proj --use_dora True",
             "",

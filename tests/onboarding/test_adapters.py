@@ -91,7 +91,9 @@ def test_the_sizes_of_one_part_are_not_those_of_the_model(tmp_path: Path) -> Non
     path = file_with(tmp_path / "run.sh", f"{MEGATRON} --language-model-type mistral_7b\n")
     found = review(path, cluster="h100-sxm")
     assert [each.what for each in found.missing] == ["the model's shape"]
-    assert any("a model of several parts (--language-model-type)" in each for each in found.assumed)
+    assert any(
+        "a model with several parts (--language-model-type)" in each for each in found.assumed
+    )
     assert review(path, cluster="h100-sxm", model="mistral-7b").estimate is not None
 
 

@@ -104,7 +104,7 @@ def test_an_option_that_contradicts_the_file_is_named(tmp_path: Path) -> None:
         program=PROGRAM.replace("parser = deepspeed", option),
     )
     (missing,) = autotune.review(run, cluster=CLUSTER).missing
-    assert "--batch-size=16 beside 2 in ds.json" in missing.what
+    assert "--batch-size=16, where ds.json has 2" in missing.what
 
 
 def test_the_path_of_a_config_json_names_the_model(tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ OPTIONS = "n-layer n-embd n-head vocab-size batch-size seq-len n-kv-head interme
 @pytest.mark.parametrize(
     ("words", "more", "taken"),
     [
-        ("", {"ffn_hidden_size": 256, "num_kv_heads": 4, "gated_mlp": False}, "four times the width, as many key-value heads"),
-        ("--n-kv-head=2", {"num_kv_heads": 2, "ffn_hidden_size": 256}, "four times the width, a plain MLP"),
+        ("", {"ffn_hidden_size": 256, "num_kv_heads": 4, "gated_mlp": False}, "four times as wide as the model, as many key-value heads"),
+        ("--n-kv-head=2", {"num_kv_heads": 2, "ffn_hidden_size": 256}, "four times as wide as the model, a plain MLP"),
         ("--n-kv-head=2 --intermediate-size=160 --swiglu --tie-embeddings", {"num_kv_heads": 2, "ffn_hidden_size": 160, "gated_mlp": True, "tied_embeddings": True}, ""),
-        ("--head-dim=32", {"attention_head_dim": 32}, "four times the width"),
-        ("--num-experts=8 --experts-per-token=2", {"num_experts": 8, "experts_per_token": 2}, "four times the width"),
+        ("--head-dim=32", {"attention_head_dim": 32}, "four times as wide"),
+        ("--num-experts=8 --experts-per-token=2", {"num_experts": 8, "experts_per_token": 2}, "four times as wide"),
     ],
 )  # fmt: skip
 def test_all_sizes_of_a_model_count_and_the_others_are_named(
@@ -147,7 +147,7 @@ def test_all_sizes_of_a_model_count_and_the_others_are_named(
     assert found.study is not None
     model = found.study.workload.model
     assert {name: getattr(model, name) for name in more} == more
-    said = next((each for each in found.assumed if each.startswith("model: taken as having")), "")
+    said = next((each for each in found.assumed if each.startswith("model: assumed to have")), "")
     assert taken in said
     assert bool(said) == bool(taken)
 
@@ -177,7 +177,7 @@ def test_a_loop_whose_batch_is_not_that_of_the_file_is_named(tmp_path: Path) -> 
     text = PROGRAM.replace("parser = deepspeed", option)
     run = _launch(tmp_path, {"train_batch_size": 64, **ZERO_2}, program=text)
     (missing,) = autotune.review(run, cluster=CLUSTER).missing
-    assert "a batch of 64 is not 1 x 4 on 8 replicas" in missing.what
+    assert "a batch of 64 is not 1 x 4 sequences on 8 replicas" in missing.what
 
 
 def _own(folder: Path, declared: str, words: str) -> Path:

@@ -120,7 +120,7 @@ def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Pat
     kept = {"gradient_clipping": 0.25, "communication_data_type": "fp32"}
     assert draft.document["trainer"]["settings"] == kept
     assert (
-        "kept unchanged and written to every export: gradient_clipping, communication_data_type"
+        "settings kept unchanged and written to every export: gradient_clipping, communication_data_type"
         in draft.notes
     )
     study = api.load_study(draft.document, base=tmp_path)
@@ -196,7 +196,7 @@ def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_ar
     )
     assert draft.fill_in == ("model",)
     assert (draft.document["model"]["num_layers"], draft.document["model"]["num_experts"]) == (2, 2)
-    assert "vocab_size of the tokenizer" in draft.text
+    assert "vocab_size, from the tokenizer" in draft.text
     study = api.load_study(draft.document, base=tmp_path)
     assert (study.baseline.sequence_parallel, study.baseline.dp) == (False, 8)
     assert not [note for note in draft.notes if "an export changes" in note]

@@ -75,7 +75,7 @@ READ = {
         f"autocast that something else switches on is asked for: {switch}": launch(
             ARGPARSE + SWITCHED.format(constant=constant, switch=switch),
             document={"trainer/fixed": None},
-            notes=("its code mentions bf16, but it is unclear whether it trains in that format",),
+            notes=("the script mentions bf16, but it is unclear whether it trains in that format",),
             asked=("space.precision", "baseline"),
         )
         for constant, switch in (

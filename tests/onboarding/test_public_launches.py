@@ -197,7 +197,7 @@ READ = {
                 "baseline.dp": 2,
                 "baseline.accumulation_steps": 32,
             },
-            notes=("8 ranks, and trials have 2",),
+            notes=("8 ranks, but trials have 2",),
         ),
         "a100-80gb-1x2",
     ),
@@ -844,7 +844,8 @@ def test_a_command_held_as_lines_in_a_variable_is_read(
 
 def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        SpecError, match=r"llama3_8b\.toml, which sets model, batch and degrees but was not found"
+        SpecError,
+        match=r"llama3_8b\.toml, which sets the model, batch and degrees but was not found",
     ):
         drafted(tmp_path, {"run.sh": f"{TITAN_RUN}\n"})
 

@@ -140,7 +140,7 @@ def test_the_parsers_default_comes_before_that_of_the_text(tmp_path: Path) -> No
     assert "micro_batch_size=2" in read.document["baseline"]
     assert "micro_batch_size=6" in said.document["baseline"]
     assert said.document["workload"]["global_batch_size"] == 24
-    assert "default 6 said by the program's parser" in said.text
+    assert "default 6 according to the program's parser" in said.text
     assert "line 4, default 128" in said.text.replace("\n    ", "")
     assert "--grad-accum={accumulation_steps}" in argv_of(said)
     assert not any(word in said.text for word in ("prefetch", "train-batch-size"))

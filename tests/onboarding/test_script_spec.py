@@ -194,7 +194,7 @@ def test_performance_options_are_suggested_with_their_lines(
 ) -> None:
     text = drafted("torchrun_ddp").text
     assert (
-        'could be tuned (line 24): knobs: {num_workers: [4, 8]}, here "--num-workers={num_workers}"'
+        'could be tuned (line 24) with knobs: {num_workers: [4, 8]}, here "--num-workers={num_workers}"'
         in text
     )
     assert "local_rank" not in text
@@ -223,7 +223,8 @@ def test_a_script_without_options_and_batch_is_told_what_to_do(tmp_path: Path) -
     )
     assert "trainer.argv" in draft.fill_in
     assert any(
-        note.startswith("nothing can be tuned yet: it sets seed=7 (line 2)") for note in draft.notes
+        note.startswith("nothing can be tuned yet, because the script sets seed=7 (line 2)")
+        for note in draft.notes
     )
     lines = draft.text.splitlines()
     at = lines.index("# fill in: seq_len, tokens per sequence")
@@ -429,7 +430,7 @@ def test_the_parsers_dataclasses_may_be_named_by_a_variable(tmp_path: Path) -> N
     assert "--max_length={seq_len}" in argv
     # trl's own defaults
     assert draft.document["baseline"].endswith("precision=bf16,recompute=full")
-    assert any("add the ones you use today" in note for note in draft.notes)
+    assert any("add the options that you use today" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
     default = ParallelConfig(dp=8, micro_batch_size=8, precision="bf16", recompute="full")
     assert "--gradient_checkpointing=True" in arguments(study, default)
@@ -627,7 +628,7 @@ READ = {
             "job.sh",
             "make train\n",
             r"job\.sh does not start a recognizable Python program",
-            "give the script that starts the training",
+            "pass the script that starts the training",
         ),
     ],
 )

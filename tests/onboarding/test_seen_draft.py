@@ -92,12 +92,12 @@ def test_what_agrees_stays_and_is_said_to_be_seen(read: Draft, tmp_path: Path) -
     assert found.document["workload"] == {"seq_len": 64, "global_batch_size": 32}
     assert knobs(found)["accumulation_steps"] == "4"
     assert found.document["model"] == read.document["model"]
-    assert not [note for note in found.notes if ", observed " in note]
+    assert not [note for note in found.notes if "but the run used" in note]
     assert found.fill_in == ()
 
 
 def test_a_note_on_words_that_the_shell_computed_is_dropped(read: Draft, tmp_path: Path) -> None:
-    note = "only the shell can compute $DATA: write the values into argv"
+    note = "only the shell can compute $DATA; write the values into argv"
     open_draft = replace(read, notes=(*read.notes, note), fill_in=(*read.fill_in, "trainer.argv"))
     found = overlaid(open_draft, seen(), tmp_path)
     assert note not in found.notes
@@ -105,7 +105,7 @@ def test_a_note_on_words_that_the_shell_computed_is_dropped(read: Draft, tmp_pat
 
 
 def test_a_note_that_asks_for_a_run_is_dropped_after_one(read: Draft, tmp_path: Path) -> None:
-    note = "no line with a time was recognized in train.py; let `autotune init --run` start and observe it"
+    note = "no line with a time was recognized in train.py; run `autotune init --run`"
     assert note not in overlaid(replace(read, notes=(*read.notes, note)), seen(), tmp_path).notes
 
 
@@ -134,11 +134,11 @@ def test_what_differs_is_overruled_and_both_are_said(read: Draft, tmp_path: Path
         "recompute": "full",
     }
     for words in (
-        "seq_len: read 64, observed 32",
-        "global_batch_size: read 32, observed 6",
-        "optimizer: read adamw, observed sgd",
-        "precision: read fp32, observed bf16",
-        "micro_batch_size: read 4, observed 3",
+        "seq_len: the source says 64, but the run used 32",
+        "global_batch_size: the source says 32, but the run used 6",
+        "optimizer: the source says adamw, but the run used sgd",
+        "precision: the source says fp32, but the run used bf16",
+        "micro_batch_size: the source says 4, but the run used 3",
     ):
         assert any(note.startswith(words) for note in found.notes), words
 
@@ -258,7 +258,7 @@ def test_adapters_that_were_read_are_not_asked_for(read: Draft, tmp_path: Path) 
 
 def test_what_plans_leave_out_is_named(read: Draft, tmp_path: Path) -> None:
     found = overlaid(read, seen(frozen=7_000, offloads=True), tmp_path)
-    assert any("does not train (7,000 weights): the launch needs more" in n for n in found.notes)
+    assert any("does not train (7,000 weights), so the launch needs more" in n for n in found.notes)
     assert any("weights on the host, planned on the GPU" in note for note in found.notes)
 
 
@@ -449,7 +449,7 @@ def test_what_was_read_as_tf32_is_fp32_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_a_first_phase_of_other_sizes_is_named(read: Draft, tmp_path: Path) -> None:
-    hint = "if this is only a first phase"
+    hint = "if these steps are only a first phase"
     found = overlaid(read, seen(micro=1, sequences=2, length=32), tmp_path)
     assert any(hint in note for note in found.notes)
     for agrees in (seen(), seen(length=32), seen(micro=1, sequences=2)):

@@ -100,7 +100,7 @@ def test_the_command_overrides_values_of_hydras_file(hydra: Path) -> None:
     assert study.workload.global_batch_sizes == (4 * 2 * 2,)
     assert (study.baseline.micro_batch_size, study.baseline.accumulation_steps) == (4, 2)
     assert (
-        'could be tuned (conf/train.yaml): knobs: {num_workers: [0, 2, 4]}, here "data.num_workers={num_workers}"'
+        'could be tuned (conf/train.yaml) with knobs: {num_workers: [0, 2, 4]}, here "data.num_workers={num_workers}"'
         in (hydra / "spec.yaml").read_text()
     )
 
@@ -214,5 +214,5 @@ def test_words_that_override_the_file_in_another_form_leave_no_baseline(tmp_path
 def test_a_script_whose_file_is_not_known_is_told_how_to_name_it(tmp_path: Path) -> None:
     draft = drafted(tmp_path, FSDP2)
     assert any(
-        "give `autotune init` the shell script that starts it" in note for note in draft.notes
+        "pass the shell script that starts it to `autotune init`" in note for note in draft.notes
     )

@@ -144,7 +144,7 @@ READ = {
             (
                 {"finetuning_type": "lora", "quantization_bit": 8},
                 {},
-                "8-bit weights, planned as 16-bit",
+                "8-bit weights, which plans count as 16-bit",
             ),
         )
     },
@@ -174,7 +174,9 @@ READ = {
         "dpo", "the reference model and the other sequence of each pair (stage: dpo)"
     ),
     "beyond plain training: rm": beyond("rm", "the other sequence of each pair (stage: rm)"),
-    "beyond plain training: new": beyond("new", "what it adds to plain training (stage: new)"),
+    "beyond plain training: new": beyond(
+        "new", "the work that this method adds to plain training (stage: new)"
+    ),
     **{
         f"plain training: {stage}": settings(
             {**FACTORY, "stage": stage}, unsaid=("a step is predicted without",)
@@ -322,14 +324,14 @@ def test_settings_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
         tmp_path / "run.sh", "torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n"
     )
     with pytest.raises(
-        SpecError, match=r"train\.yaml, which sets model, batch and precision but was not found"
+        SpecError, match=r"train\.yaml, which sets the model, batch and precision but was not found"
     ):
         first_draft(run, cluster="h100-sxm-1x8", folder=tmp_path)
 
 
 @pytest.mark.parametrize("task", ["do_predict", "export_dir", "infer_backend"])
 def test_settings_that_train_nothing_are_refused(task: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"but not for training: it has {task}"):
+    with pytest.raises(SpecError, match=f"but not for training, because it has {task}"):
         studied({**FACTORY, task: "x"}, tmp_path)
 
 

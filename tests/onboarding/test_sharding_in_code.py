@@ -57,10 +57,7 @@ def test_sharding_under_a_condition_leaves_the_memory_an_upper_bound(
     tmp_path: Path, code: str, is_said: bool
 ) -> None:
     found = review(program(tmp_path, code), cluster="h100-sxm-1x8")
-    assert (
-        any("sharding that train.py does under a condition" in each for each in found.assumed)
-        == is_said
-    )
+    assert any("sharding under a condition" in each for each in found.assumed) == is_said
     assert found.is_upper_bound == is_said
 
 

@@ -133,8 +133,11 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
         "WANDB_API_KEY": "from-environment",
     }
     assert draft.fill_in == ("trainer.argv",)
-    assert "only the shell can compute $OUT/run: write the values into argv" in draft.notes
-    assert "run.sh also exports WANDB_API_KEY: export them where you start autotune" in draft.notes
+    assert "only the shell can compute $OUT/run; write the values into argv" in draft.notes
+    assert (
+        "run.sh also exports WANDB_API_KEY; export the same variables where you start autotune"
+        in draft.notes
+    )
     assert "abc123" not in draft.text
 
 
@@ -279,7 +282,7 @@ READ = {
         {"scripts/run.sh": ACCELERATE, "src/train.py": TRAIN, "configs/fsdp.yaml": FSDP},
         Read(
             asked=("cluster",),
-            text=("fill in, e.g. h100-sxm-2x8: it requests 2 nodes",),
+            text=("fill in the cluster, e.g. h100-sxm-2x8, because the script requests 2 nodes",),
             document={"workload/global_batch_size": 4 * 8 * 16},
         ),
         None,
@@ -333,7 +336,9 @@ READ = {
                     "API_KEYS": "from-environment",
                 }
             },
-            notes=("run.sh also exports HF_TOKEN, API_KEYS: export them where you start autotune",),
+            notes=(
+                "run.sh also exports HF_TOKEN, API_KEYS; export the same variables where you start autotune",
+            ),
         ),
         None,
     ),
@@ -344,7 +349,9 @@ READ = {
         },
         Read(
             document={"trainer/env": {"OUT_DIR": "from-environment", "MODE": "fast"}},
-            notes=("run.sh also exports OUT_DIR: export them where you start autotune",),
+            notes=(
+                "run.sh also exports OUT_DIR; export the same variables where you start autotune",
+            ),
         ),
         None,
     ),
@@ -375,7 +382,7 @@ READ = {
                 ),
             ),
             without=("conf.json", "resume_from_checkpoint"),
-            notes=("the settings of conf.json are given as options",),
+            notes=("the settings in conf.json are passed as options",),
         ),
         "h100-sxm-1x1",
     ),

@@ -99,9 +99,9 @@ def test_a_subshell_leaves_its_folder(repository: Path) -> None:
 def test_a_folder_that_cannot_be_told_is_asked_for(repository: Path, folder: str) -> None:
     draft = drafted(repository, f"cd {folder}\n{START}\n")
     assert "trainer.cwd" in draft.fill_in
-    assert "fill in: where it runs" in draft.text
+    assert "fill in: the folder where the program runs" in draft.text
     assert any(
-        f"run.sh changes to {folder}" in note and "`trainer.cwd`" in note for note in draft.notes
+        f"run.sh changes to {folder}" in note and "set trainer.cwd" in note for note in draft.notes
     )
 
 
@@ -111,7 +111,7 @@ def test_a_program_found_in_place_of_such_a_folder_is_said(repository: Path) -> 
     assert draft.document["trainer"]["cwd"] == "."
     said = next(note for note in draft.notes if "/workspace/code" in note)
     assert f"train.py was found in {repository}" in said
-    assert "correct `trainer.cwd`" in said
+    assert "correct trainer.cwd" in said
 
 
 def test_paths_from_the_script_are_read_from_the_folder(repository: Path) -> None:

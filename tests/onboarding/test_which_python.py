@@ -56,7 +56,7 @@ def test_one_that_cannot_be_found_is_named(tmp_path: Path, launch: str, said: st
     draft = drafted(tmp_path, {"run.sh": launch, "train.py": PROGRAM})
     assert "python" not in draft.document["trainer"]
     (note,) = [note for note in draft.notes if note.startswith(said)]
-    assert "set `python` under trainer" in note
+    assert "set trainer.python" in note
 
 
 @pytest.mark.parametrize(

@@ -880,7 +880,7 @@ REVIEWED = {
         )
         for file, says in (
             ("conf.json", "ZeRO stage 0 is assumed"),
-            ("ds_zero3.json", "ZeRO stage 3 is assumed, as its name says"),
+            ("ds_zero3.json", "ZeRO stage 3 is assumed, as the file's name says"),
         )
     },
     **{

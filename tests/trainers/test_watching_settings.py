@@ -103,7 +103,7 @@ def test_an_import_says_what_trials_go_without(tmp_path: Path) -> None:
         )
     )
     draft = import_draft(read_present(file), "deepspeed", file, model="gpt2-small", folder=tmp_path)
-    told = [note for note in draft.notes if "only in exports, not in trials" in note]
+    told = [note for note in draft.notes if "which exports keep and trials omit" in note]
     assert [note.partition(": ")[2] for note in told] == [
         "steps_per_print, tensorboard.enabled, tensorboard.output_path"
     ]

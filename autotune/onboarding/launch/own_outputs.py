@@ -49,7 +49,7 @@ def with_own_outputs(draft: Draft, seen: ProgramSeen, folder: Path) -> tuple[Dra
     for path, more in (("trainer.env", found.env), ("trainer.files", found.documents)):
         draft = draft.edited(path, value=merged(draft.value(path), more))
     training = merged(draft.value("trainer.training"), found.training)
-    comment = "what launch.sh uses instead; null omits the argument"
+    comment = "values that launch.sh uses instead; null omits the argument"
     draft = draft.put("trainer.training", Entry(key="training", value=training, comment=comment))
     return draft, [file for file in seen.files if file not in found.covered]
 
@@ -139,5 +139,5 @@ class _Outputs:
 
     def _why(self, value: str, comment: str) -> str:
         said = comment.partition("; each trial")[0]
-        why = f"it wrote into {value}; each trial has its own folder"
+        why = f"the program wrote into {value}; each trial has its own folder"
         return ", ".join(filter(None, (said, why)))

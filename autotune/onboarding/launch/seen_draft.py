@@ -59,18 +59,20 @@ def seen_model(
     if found is None:
         return None
     if why := _no_decoder(facts):
-        return {"parameters": found}, f"weights counted in {kind}: no decoder, because {why}"
+        return {
+            "parameters": found
+        }, f"weights counted in {kind}, which is not a decoder, because {why}"
     if read is not None and _differs(read, found) <= AGREES:
         return None
     if (shape := _of_config(facts, found) or _of_modules(facts, found, seq_len)) is not None:
-        assumed = "; taken as a decoder: no mask of its attention was seen"
+        assumed = "; assumed to be a decoder, because no attention mask was seen"
         is_seen = facts.values.get("is_causal") is not None
         return _written(
             shape
         ), f"{kind}, as observed: {found:,} weights{'' if is_seen else assumed}"
     return (
         {"parameters": found},
-        f"weights counted in {kind}; give its shape instead if it is a decoder",
+        f"weights counted in {kind}; if {kind} is a decoder, write its shape instead",
     )
 
 
@@ -79,7 +81,7 @@ def _no_decoder(facts: ProgramFacts) -> str:
     shape = facts.values.get("shape") or {}
     if facts.values.get("is_causal") is False:
         return "its attention sees later tokens"
-    return "nothing projects onto its vocabulary" if shape.get("has_head") is False else ""
+    return "no layer projects onto its vocabulary" if shape.get("has_head") is False else ""
 
 
 def _differs(model: ModelSpec, parameters: int) -> float:
@@ -140,7 +142,7 @@ def _written(model: ModelSpec) -> dict[str, Any]:
 
 
 _DEGREES = ("tp", "pp", "cp")
-_PHASE = "if this is a warm-up, turn it off (0 warm-up steps) and observe again"
+_PHASE = "if this is a warm-up, set the warm-up steps to 0 and observe again"
 _SAME_LENGTH = 0.02
 """relative difference of sequences that are the same: inputs are often a token short"""
 _MUCH_LARGER = 1.25
@@ -291,7 +293,7 @@ def seen_draft(
     notes += _differences(draft, run, told)
     notes += [*_unseen(run, read, fill_in, told), *filter(None, [seen.unevenness])]
     if seen.facts.get("offloads") and not any(ON_HOST in note for note in notes):
-        notes.append(f"{NOT_COUNTED}{ON_HOST}, planned on the GPU: {NEEDS_LESS}")
+        notes.append(f"{NOT_COUNTED}{ON_HOST}, planned on the GPU, so {NEEDS_LESS}")
     comment = _comment(run, fill_in)
     fill_in = [name for name in fill_in if name not in _filled(run)]
     fill_in += [_LENGTH] if run.is_length_open else []
@@ -303,15 +305,15 @@ def seen_draft(
         fill_in = [name for name in fill_in if name != "model"]
     if why := _no_baseline(run):
         fill_in += ["baseline", *(["workload.global_batch_size"] if run.is_batch_open else [])]
-        notes.append(f"no baseline: {why} add its current settings as `baseline:`")
+        notes.append(f"no baseline: {why} add the program's current settings as `baseline:`")
         spec = spec.put("baseline", None)
     else:
         meant = dict(_meant(draft.today, run))
         spec = _as_seen(spec, run, meant, batch=told.get("global_batch_size"))
         if kept := _kept(meant):
             notes.append(
-                f"it is unclear what the batch options mean: set to {' and '.join(kept)}, they gave {run.seen.micro_batches} x {run.micro_batch_size} "
-                "sequences per step and rank; they keep these values, so the batch is not tuned"
+                f"it is unclear what the batch options mean, because {' and '.join(kept)} gave {run.seen.micro_batches} x {run.micro_batch_size} "
+                "sequences per step and rank; the options keep these values, so the batch is not tuned"
             )
             told["global_batch_size"] = run.batch
     spec = spec.edited("workload", value=told, comment=comment)
@@ -321,12 +323,12 @@ def seen_draft(
         kept_length = _rewritten(trainer, {"{seq_len}": str(length)})
         if kept_length != trainer:
             notes.append(
-                f"the length option stays {length}: it seems to be a maximum, and trials must not change it"
+                f"the length option stays {length}, because it seems to be a maximum, which trials must not change"
             )
         spec = spec.put("trainer", kept_length)
     heading = (
         f"A first spec from `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
-        "Values are what the probe observed. Those that come only from the source are marked with their line. Next: `autotune check`, then `autotune tune`.",
+        "Values are what the probe observed. Values that come only from the source are marked with their line. Next, run `autotune check`, then `autotune tune`.",
     )
     asked = tuple(dict.fromkeys(fill_in))
     return replace(spec, heading=heading, fill_in=asked, notes=tuple(notes))
@@ -337,25 +339,25 @@ def _lengths(run: SeenLaunch, draft: Draft) -> Iterator[str]:
     counts = f"({', '.join(map(str, run.lengths))} tokens)"
     if run.grows_in_length:
         yield (
-            f"the sequence length is unknown, because it grew from step to step {counts}: {_PHASE}; "
-            "if they are padded, write their average as seq_len"
+            f"the sequence length is unknown, because it grew from step to step {counts}; {_PHASE}; "
+            "if sequences are padded, set seq_len to their average length"
         )
     elif run.lengths:
         yield (
-            f"sequences differ in length from step to step {counts}, and tokens/s counts seq_len for each of them: "
-            "write the average of your data as seq_len"
+            f"sequences differ in length from step to step {counts}, but tokens/s counts seq_len tokens for each sequence; "
+            "set seq_len to the average length in your data"
         )
     if run.seq_len is None and _LENGTH in draft.fill_in:
-        yield "no tokens were observed: use seq_len: 1 for a model without sequences; tokens/s then means samples/s"
+        yield "no tokens were observed; for a model without sequences, set seq_len to 1, and tokens/s then means samples/s"
 
 
 def _no_baseline(run: SeenLaunch) -> str:
     """Why what was seen is none; empty where it is."""
     counts = ", ".join(str(each.sequences) for each in run.seen.first_steps)
     if run.grows_in_batch:
-        return f"the batch grew from step to step ({counts} sequences per rank): {_PHASE}, or"
+        return f"the batch grew from step to step ({counts} sequences per rank); {_PHASE}, or"
     if run.batches:
-        return f"the batch differs from step to step ({counts} sequences per rank), as where it is filled up to a token limit: write its average as global_batch_size, and"
+        return f"the batch differs from step to step ({counts} sequences per rank), as when batches are filled up to a token limit; set global_batch_size to the average batch, and"
     return "" if run.micro_batch_size else "the sequences per micro-batch were not observed;"
 
 
@@ -594,7 +596,7 @@ def _config(run: SeenLaunch) -> str:
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
     length = f"seq_len: {SEEN}" if run.seq_len else "seq_len: not observed"
     if run.lengths:
-        length = "seq_len: average of the observed steps"
+        length = "seq_len: the average of the observed steps"
     if run.is_length_open or (not run.seq_len and _LENGTH in fill_in):
         length = "fill in: seq_len, tokens per sequence"
     if not run.batch or run.is_batch_open:
@@ -628,10 +630,10 @@ def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iter
     ]
     differing = {name for name, before, after in said if before is not None and before != after}
     if {"micro_batch_size", "seq_len"} <= differing:
-        yield "the first steps train other sizes than the options say: if this is only a first phase, as a warm-up is, start the program behind it (or set its length to 0) and observe again"
+        yield "the first steps train other sizes than the options say; if these steps are only a first phase, such as a warm-up, start the program after that phase (or set the phase's length to 0) and observe again"
     for name, before, after in said:
         if name in differing:
-            yield f"{name}: read {value_word(before)}, observed {value_word(after)}; the spec has the observed value"
+            yield f"{name}: the source says {value_word(before)}, but the run used {value_word(after)}; the spec has the observed value"
 
 
 def _unseen(
@@ -652,15 +654,15 @@ def _unseen(
     if names:
         yield f"not observed, so taken from the source: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:
-        yield f"the optimizer {run.facts.optimizers} is counted as AdamW, because the memory of its states is unknown"
+        yield f"the optimizer {run.facts.optimizers} is counted as AdamW, because the memory for its states is unknown"
     if others := run.seen.other_sequences:
         counts = " or ".join(map(str, (run.seen.sequences, *others)))
         yield (
             f"it is unclear how many sequences a step trains on each rank: {counts}, because the model is called several times for one backward pass or optimizer; "
-            f"the spec has the first, so correct global_batch_size, seq_len and `baseline:` if it is another"
+            f"the spec has the first number; if another number is right, correct global_batch_size, seq_len and `baseline:`"
         )
     if frozen := run.seen.facts.get("frozen"):
-        yield f"{NOT_COUNTED}other models that it calls and does not train ({frozen:,} weights): {NEEDS_MORE}"
+        yield f"{NOT_COUNTED}other models, which the program calls but does not train ({frozen:,} weights), so {NEEDS_MORE}"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
     if trained and all_of_it and trained < all_of_it / 2 and "peft" not in told:
-        yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` if these are adapters"
+        yield f"{trained:,} of {all_of_it:,} weights are trained; if these are adapters, write `peft: {{method: lora, rank: ...}}` under `workload`"

@@ -50,7 +50,7 @@ from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.present_configuration import parse_document
 
 SAY_IT = (
-    "pass its settings as options: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
+    "pass the program's settings as options: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
     "-- torchrun --nproc-per-node 8 train.py"
 )
 """how to have a launch reviewed whose settings nobody here reads"""
@@ -83,16 +83,18 @@ def started_draft(
     draft = draft.noting(where.note) if where.note else draft
     if not where.is_known:
         draft = draft.asking("trainer.cwd")
-        draft = draft.edited("trainer.cwd", comment="fill in: where it runs")
+        draft = draft.edited("trainer.cwd", comment="fill in: the folder where the program runs")
     words = (started.program, *started.carried, *started.words)
     if open_words := [word for word in words if not is_plain(word)]:
         named = ", ".join(open_words)
-        draft = draft.noting(f"only the shell can compute {named}: write the values into argv")
+        draft = draft.noting(f"only the shell can compute {named}; write the values into argv")
         draft = draft.asking("trainer.argv")
     draft = _with_python(draft, started, path, where.cwd)
     if started.not_carried:
         named = ", ".join(started.not_carried)
-        why = f"{path.name} also exports {named}: export them where you start autotune"
+        why = (
+            f"{path.name} also exports {named}; export the same variables where you start autotune"
+        )
         draft = draft.noting(why)
     return draft
 
@@ -103,12 +105,12 @@ def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> Draft
     if not (chosen.path or chosen.words):
         return draft
     if found := chosen.found((cwd, path.resolve().parent)):
-        own = Entry(key="python", value=str(found), comment=f"as {path.name} chooses it")
+        own = Entry(key="python", value=str(found), comment=f"the Python that {path.name} chooses")
         return draft.put("trainer.python", own)
     said = f"uses {chosen.path}, where no `{chosen.name}` was found"
     said = f"runs `{chosen.words}`" if chosen.words else said
-    asked = "activate that environment where you start autotune, or set `python` under trainer"
-    return draft.noting(f"{path.name} {said}: trials use the first Python on PATH: {asked}")
+    asked = "activate that environment where you start autotune, or set trainer.python"
+    return draft.noting(f"{path.name} {said}, so trials use the first Python on PATH; {asked}")
 
 
 def _by_torchrun(started: Started, place: Place) -> Started:
@@ -134,9 +136,9 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
             f"only the shell can compute the program that {path.name} starts: {started.program}"
             if is_open
             else f"{path.name} starts `{started.program}`, which autotune does not recognize",
-            remedy="write its path into the script"
+            remedy="write the program's path into the script"
             if is_open
-            else f"give a script that starts the underlying Python program (torchrun --nproc_per_node=8 train.py ..., or -m package.module), or {SAY_IT}",
+            else f"pass a script that starts the underlying Python program (torchrun --nproc_per_node=8 train.py ..., or -m package.module), or {SAY_IT}",
             field="FILE",
         )
     tasks = TASKS.get(started.launcher)
@@ -152,14 +154,14 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     if started.gpus_per_node is None:
         raise SpecError(
             f"{how}, but does not give the number of processes",
-            remedy=f"write their number into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
+            remedy=f"write the number of processes into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
             field="FILE",
         )
     if place.is_spread:
         raise SpecError(
-            f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks; across several nodes autotune starts a command once per node, "
+            f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks, but across several nodes autotune starts a command once per node, "
             "so each would start all ranks again",
-            remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and give that script, "
+            remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and pass the script that does so, "
             "or tune on one node: --cluster GPU-1x8",
             field="FILE",
         )
@@ -180,8 +182,8 @@ def _settings_of(started: Started, path: Path, place: Place, cwd: Path) -> Setti
         return None
     if file and not held:
         raise SpecError(
-            f"{path.name} starts {started.program} with {file}, which sets model, batch and precision but was not found in {beside}",
-            remedy=f"give {file} itself, or put it into that folder",
+            f"{path.name} starts {started.program} with {file}, which sets the model, batch and precision but was not found in {beside}",
+            remedy=f"pass the path of {file} itself, or put {file} into that folder",
             field="FILE",
         )
     told = {**held, **dict(_settings(started.arguments))}
@@ -287,7 +289,7 @@ def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
     if not file.is_file():
         raise SpecError(
             f"{path.name} starts {started.program} with {file.name}, which sets its arguments but was not found in {file.parent}",
-            remedy="put it into that folder",
+            remedy=f"put {file.name} into that folder",
             field="FILE",
         )
     for name, value in parse_document(file.name, read_present(file).files[file.name]).items():
@@ -312,7 +314,7 @@ def _of_library(started: Started) -> Script | None:
     if of_file:
         raise SpecError(
             f"the command starts {started.program} with {of_file}, whose settings autotune does not read",
-            remedy="write them as options of the command: --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 ...",
+            remedy="write these settings as command-line options: --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 ...",
             field="FILE",
         )
     of, options = known
@@ -409,13 +411,13 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
             beside,
             beside,
             False,
-            f"{why}: write the folder in which {file or 'the program'} runs as `trainer.cwd`",
+            f"{why}; set trainer.cwd to the folder in which {file or 'the program'} runs",
         )
     return WhereItRuns(
         usual,
         usual,
         True,
-        f"{why}: {file} was found in {usual}; if it runs elsewhere, correct `trainer.cwd`",
+        f"{why}, but {file} was found in {usual}; if {file} runs elsewhere, correct trainer.cwd",
     )
 
 

@@ -144,30 +144,30 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
     if watched.interrupted:
         raise ProgramError(
             "the run was interrupted before its optimizer steps were observed",
-            remedy="start it again",
+            remedy="start the run again",
         )
     failure = watched.failure
     if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
         raise ProgramError(
             f"the launch cannot be a baseline: {failure.message}",
-            remedy="start it with a batch that fits into memory",
+            remedy="start the launch with a batch that fits into memory",
         )
     if watched.seen is not None and watched.trained:
         return watched.seen
     if failure is not None and not watched.steps:
         raise ProgramError(
             f"the launch failed before its first optimizer step: {failure.message}",
-            remedy="start it by hand and add the options it needs until it trains; then run autotune init --run -- COMMAND",
+            remedy="start the program by hand, and add the options that it needs until it trains; then run autotune init --run -- COMMAND",
         )
     why = watched.seen.troubles[0] if watched.seen is not None and watched.seen.troubles else ""
     if watched.seen is not None and watched.seen.has_own_updates:
         raise ProgramError(
             f"the probe cannot count optimizer steps: {why}",
-            remedy="omit --run: the launch is read instead, and its log gives the step times (trainer.metrics)",
+            remedy="omit --run, so that autotune reads the launch instead and takes the step times from its log (trainer.metrics)",
         )
     raise ProgramError(
         f"the probe observed no optimizer step{f' ({why})' if why else ''}",
-        remedy="it cannot observe programs without torch, or those started with `python -I`, in an emptied environment or in a container; without --run the launch is read instead",
+        remedy="omit --run, so that autotune reads the launch instead; the probe cannot observe a program without torch, or one started with `python -I`, in an emptied environment or in a container",
     )
 
 
@@ -176,4 +176,4 @@ def ended_early(watched: WatchedLaunch) -> str:
     if watched.failure is None:
         return ""
     steps = f"{watched.steps} optimizer step{'s' if watched.steps != 1 else ''}"
-    return f"the launch ended after {steps}, which may differ from those that follow: {watched.failure.message}"
+    return f"the launch ended after {steps}, and later steps may differ: {watched.failure.message}"

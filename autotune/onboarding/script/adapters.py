@@ -38,7 +38,7 @@ NEEDS_LESS = "the launch needs less memory than predicted"
 ON_HOST = "weights on the host"
 NEEDS_MORE = "the launch needs more memory than predicted"
 """the same of what makes it larger"""
-EIGHT_BITS = f"8-bit weights, planned as 16-bit: {NEEDS_LESS}; plans support 4 bits, as in qlora"
+EIGHT_BITS = f"8-bit weights, which plans count as 16-bit, so {NEEDS_LESS}; plans support 4-bit weights, as in qlora"
 _SWITCHES = ("use_peft", "use_lora", "lora", "lora_enable")
 _METHODS = ("tuner_type", "train_type", "sft_type")
 """by which ms-swift 4, 3 and 2 say what is trained"""
@@ -56,7 +56,7 @@ _QUANTIZED = (*_QLORA, "load_in_4bit", "use_4bit")
 _BITS = ("bits", "quant_bits", "quantization_bit", "load_in_kbits")
 _IGNORED = {
     "use_dora": "planned as plain LoRA",
-    "lisa_activated_layers": f"{ALL_TRAINED}: {NEEDS_LESS}",
+    "lisa_activated_layers": f"{ALL_TRAINED}, so {NEEDS_LESS}",
 }
 """how options are planned that no plan has"""
 _OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
@@ -130,9 +130,7 @@ def made_optimizer(script: Script) -> str:
 
 def of_unknown_optimizer(name: str) -> str:
     """What is said of an optimizer that no plan has."""
-    return (
-        f"{NOT_COUNTED}the optimizer {name}, planned as AdamW; its own memory and time are unknown"
-    )
+    return f"{NOT_COUNTED}the optimizer {name}, planned as AdamW, because the memory and time of {name} are unknown"
 
 
 def is_unfused(script: Script) -> bool:
@@ -148,7 +146,7 @@ def frozen(script: Script) -> Iterator[str]:
     if optimizer and optimizer_named(optimizer) is None:
         yield of_unknown_optimizer(optimizer)
     if not optimizer and len(made) > 1:
-        yield f"{NOT_COUNTED}which of {', '.join(made)} its source creates, planned as AdamW"
+        yield f"{NOT_COUNTED}which of {', '.join(made)} the source creates, planned as AdamW"
     yield from _of_adapters(script)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and _are_on(said, name)]
     if off and not peft_of(script):
@@ -156,7 +154,7 @@ def frozen(script: Script) -> Iterator[str]:
     if (method := _method(said)) not in ("", "lora", "full"):
         yield f"{NOT_COUNTED}{method} ({', '.join(name for name in _METHODS if name in said)}), {ALL_TRAINED}"
     if more := second_models(script):
-        yield f"{NOT_COUNTED}a model of several parts ({_named(given, more)}), planned as one decoder"
+        yield f"{NOT_COUNTED}a model with several parts ({_named(given, more)}), planned as one decoder"
 
 
 def _of_adapters(script: Script) -> Iterator[str]:
@@ -165,23 +163,23 @@ def _of_adapters(script: Script) -> Iterator[str]:
     said, peft, modules = script.said, peft_of(script), _modules(script)
     if not peft:
         if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
-            yield f"{NOT_COUNTED}adapters ({script.adapted[0]}), {ALL_TRAINED}: {NEEDS_LESS}"
+            yield f"{NOT_COUNTED}adapters ({script.adapted[0]}), {ALL_TRAINED}, so {NEEDS_LESS}"
     elif modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
     elif script.code.computes_targets and not modules:
-        yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters; the plan assumes all matrices of the layers"
+        yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters, planned on all matrices of the layers"
     elif not modules and peft["library"] and "use_peft" not in said:
-        yield f"{ASSUMED_TARGETS}: no option names the matrices, and this is PEFT's default"
+        yield f"{ASSUMED_TARGETS}, which is PEFT's default, because no option names the matrices"
     if peft and (saved := _words_of(script, ("modules_to_save",))):
-        yield f"{NOT_COUNTED}{', '.join(saved)} (modules_to_save), planned as frozen, but trained: {NEEDS_MORE}"
+        yield f"{NOT_COUNTED}{', '.join(saved)} (modules_to_save), planned as frozen although the launch trains them, so {NEEDS_MORE}"
     if 8 in _bits(said) or _are_on(said, "load_in_8bit"):
         yield f"{NOT_COUNTED}{EIGHT_BITS}"
     for name, how in _IGNORED.items():
         if _are_on(said, name):
             yield f"{NOT_COUNTED}{name}, {how}"
     if (task := said.get("task_type")) in _OTHER_LOSS:
-        yield f"{NOT_COUNTED}task_type={task}, planned with a loss over the vocabulary: {NEEDS_LESS}"
+        yield f"{NOT_COUNTED}task_type={task}, planned with a loss over the vocabulary, so {NEEDS_LESS}"
     groups = [name for name in GROUPED if isinstance(said.get(name), int) and said[name] > 0]
     if groups or task in _OTHER_LOSS[1:]:
         how = ", ".join(f"{name}={said[name]}" for name in groups) or f"task_type={task}"

@@ -21,7 +21,7 @@ from autotune.trainers.documents.placeholders import braced
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 EACH_STEP = "--logging_steps=1"
-_REQUIRED = "fill in: the script requires it ({})"
+_REQUIRED = "fill in: the script requires this option ({})"
 OFF_IN_TRIALS = "off in trials; your value is under `training` below"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
@@ -77,9 +77,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     script, launcher = found.script, launcher_of(found.script, place)
     started = script.started
     reasons = {
-        "torchrun": "it expects torchrun's environment",
-        "accelerate": "it imports accelerate; for CPU ranks set the cluster: autotune init --cluster cpu-1x2",
-        "deepspeed": "it reads --local_rank, which DeepSpeed's launcher sets",
+        "torchrun": "the script expects torchrun's environment",
+        "accelerate": "the script imports accelerate; for CPU ranks set the cluster: autotune init --cluster cpu-1x2",
+        "deepspeed": "the script reads --local_rank, which DeepSpeed's launcher sets",
         "python": "",
     }
     if started:
@@ -89,9 +89,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     if started and started.starts_ranks:
         reasons["torchrun"] = "the program launches its own ranks; trials use torchrun instead"
     if launcher != script.launcher:
-        reasons["torchrun"] = "on CPUs accelerate launch starts only one process"
+        reasons["torchrun"] = "on CPUs `accelerate launch` starts only one process"
     first, *more = start_of(script, place)
-    yield Item(first, reasons.get(launcher, f"as launched: one process per rank with {launcher}"))
+    yield Item(first, reasons.get(launcher, f"as launched, one process per rank with {launcher}"))
     yield from (Item(word) for word in more)
     if started and started.is_module:
         yield Item("-m")
@@ -112,13 +112,13 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
         yield from (
-            Item(word, OFF_IN_TRIALS if word != EACH_STEP else "a loss for every step")
+            Item(word, OFF_IN_TRIALS if word != EACH_STEP else "logs a loss for every step")
             for word in trial_words(found)
         )
     if found.settings and not started:
         yield Item(
             f"--{found.settings.option}={{files}}/{found.settings.name}",
-            "each trial has its own copy, as below",
+            "each trial has its own copy, see `files` below",
         )
     for option in _outputs_by_default(script):
         yield Item(
@@ -127,7 +127,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         )
     if found.log_interval is not None and script.parser != "HfArgumentParser":
         said = _said(found.log_interval)
-        yield from (Item(word, f"a line for every step ({said})") for word in trial_words(found))
+        yield from (
+            Item(word, f"prints a line for every step ({said})") for word in trial_words(found)
+        )
     for option in found.required:
         if option.name not in places:
             yield Item(f"{option.prefix}{FILL_IN}", _REQUIRED.format(option.place))
@@ -307,7 +309,7 @@ def ideas_of(found: OptionMatches) -> Iterator[str]:
     for option in found.ideas[:MAX_IDEAS]:
         name, where = (
             option.name.rpartition(".")[2],
-            option.file or option.place or "an option of its library",
+            option.file or option.place or "a library option",
         )
         told = (
             f'in that file "{{{name}}}"'
@@ -316,10 +318,10 @@ def ideas_of(found: OptionMatches) -> Iterator[str]:
         )
         if option.kind == "flag":
             more = "" if option.file else " and values below"
-            yield f"could be tuned ({where}): knobs: {{{name}: [false, true]}}, {told}{more}"
+            yield f"could be tuned ({where}) with knobs: {{{name}: [false, true]}}, {told}{more}"
         elif values := _values_to_try(option):
             text = ", ".join(map(str, values))
-            yield f"could be tuned ({where}): knobs: {{{name}: [{text}]}}, {told}"
+            yield f"could be tuned ({where}) with knobs: {{{name}: [{text}]}}, {told}"
 
 
 def _values_to_try(option: ScriptOption) -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ def script_draft(
         notes += unread_files(script.started, cwd)
         away = offloaded_weights(script.started, cwd) or away
     if away:
-        notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU: {NEEDS_LESS}")
+        notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU, so {NEEDS_LESS}")
     if _tunes_nothing(found):
         notes.append(_how_to_be_told(found))
     if why_none:
@@ -140,17 +140,17 @@ def script_draft(
     is_told = found.template or "zero_stage" in {*found.used, *found.fixed}
     if script.code.shards and today.ranks > 1 and not is_told:
         notes.append(
-            f"{NOT_COUNTED}sharding that {script.name} does under a condition, or in a module that it imports, planned as none: if it shards, {NEEDS_LESS}"
+            f"{NOT_COUNTED}sharding under a condition or in a module that {script.name} imports, planned as no sharding; if {script.name} shards, {NEEDS_LESS}"
         )
     notes += filter(None, (_one_config(today), _what_is_not_printed(script, metrics)))
     if dropped := left_out(found, place):
         notes.append(
-            f"left out in trials, because autotune starts their ranks: {', '.join(dropped)}; add what is needed to trainer.argv before the program"
+            f"trials omit {', '.join(dropped)}, because autotune starts their ranks; if trials need one of these words, add it to trainer.argv before the program"
         )
     notes += _what_is_off(today, source)
     heading = (
         f"A first spec for {source.name}, written by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
-        "Next: fill in what the comments ask for, then `autotune check` (five real steps) and `autotune tune`.",
+        "Next, fill in what the comments ask for, then run `autotune check` (five real steps) and `autotune tune`.",
     )
     where, runner = place.entries
     return Draft(
@@ -194,7 +194,7 @@ def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:
         metrics = {}  # patterns would hide the rate and the loss of its bar
     return filled(
         Entry(key="kind", value="command"),
-        Entry(key="cwd", value=cwd, comment="where it runs, relative to this file"),
+        Entry(key="cwd", value=cwd, comment="where the program runs, relative to this file"),
         Entry(
             key="argv",
             items=tuple(argv_of(found, place)),
@@ -208,9 +208,9 @@ def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:
         Entry(
             key="training",
             value=training_of(found),
-            comment="what launch.sh uses instead; null omits the argument",
+            comment="values that launch.sh uses instead; null omits the argument",
         ),
-        Entry(key="metrics", value=metrics, comment="from its print statements"),
+        Entry(key="metrics", value=metrics, comment="from the script's print statements"),
         *(_counts(found) if metrics else ()),
     )
 
@@ -361,7 +361,7 @@ def _one_config(today: LaunchToday) -> str:
         return ""
     return (
         f"no accumulation option of {found.script.name} was recognized, so a batch of {batch} allows one micro-batch for each number of ranks: "
-        "list the batches that may be used as `workload.global_batch_size`, or put its accumulation option into argv as {accumulation_steps}"
+        "list the possible batches under workload.global_batch_size, or write {accumulation_steps} as the value of the accumulation option in trainer.argv"
     )
 
 
@@ -403,17 +403,17 @@ def _no_baseline(today: LaunchToday) -> str:
     """Why what it is started with is no config of a study; empty where it is one."""
     found, micro = today.found, today.micro_batch_size
     if formats := _formats_unsaid(found):
-        return f"its code mentions {' and '.join(formats)}, but it is unclear whether it trains in that format: `space.precision` is a placeholder"
+        return f"the script mentions {' and '.join(formats)}, but it is unclear whether it trains in that format, so `space.precision` is a placeholder"
     if held := found.script.held_elsewhere:
         return f"the script does not set {held}, which may contain options of the program"
     if found.unclear:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if found.undecided:
         named = " and ".join(f"{option.shown} ({option.place})" for option in found.undecided)
-        return f"the default of {named} depends on the machine: give the value in the launch, or the cluster (--cluster)"
+        return f"the default of {named} depends on the machine, so pass a value in the launch, or specify the cluster (--cluster)"
     if _is_format_open(found):
         option = found.used["precision"].option
-        return f"the precision is unknown: {option.shown} ({option.place}) is not given and has no default"
+        return f"the precision is unknown, because {option.shown} ({option.place}) is not given and has no default"
     if today.problem:
         return today.problem
     if not micro:
@@ -425,7 +425,7 @@ def _no_baseline(today: LaunchToday) -> str:
         return ""
     per_step, steps = micro * replicas, _steps_by_deepspeed(found)
     if steps and batch != per_step * steps:
-        return f"a batch of {batch} is not {steps} x {micro} on {replicas} replicas"
+        return f"a batch of {batch} is not {steps} x {micro} sequences on {replicas} replicas"
     if batch % per_step or (batch != per_step and not found.accumulates):
         return f"a batch of {batch} cannot be divided into micro-batches of {micro} on {replicas} replicas"
     return ""
@@ -450,7 +450,7 @@ def _baseline(today: LaunchToday) -> Entry:
     values |= {"zero_stage": template.stages[0]} if template else {}
     comment = "as launched" if found.script.started else "the script's defaults"
     if today.is_elsewhere:
-        comment += f", on {today.ranks_of_trials} ranks for {today.ranks}"
+        comment += f", on {today.ranks_of_trials} ranks instead of {today.ranks}"
     text = baseline_text({**values, **found.fixed, **values})
     return Entry(key="baseline", value=text, comment=comment)
 
@@ -464,7 +464,9 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     if asked is not None:
         return Entry(key="model", value=asked)
     stand_in = Entry(
-        key="model", value=MODEL, comment="fill in: `autotune models`, a config.json, or the shape"
+        key="model",
+        value=MODEL,
+        comment="fill in: a name from `autotune models`, a config.json, or the shape",
     )
     if second_models(found.script):
         return stand_in
@@ -491,8 +493,8 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
 
 
 _USUAL_SHAPE = {
-    "ffn_hidden_size": "a feed-forward of four times the width",
-    "num_kv_heads": "as many key-value heads as heads",
+    "ffn_hidden_size": "a feed-forward four times as wide as the model",
+    "num_kv_heads": "as many key-value heads as attention heads",
     "gated_mlp": "a plain MLP (not gated)",
     "tied_embeddings": "a head that is not tied to the embedding",
 }
@@ -511,7 +513,7 @@ def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
     told |= {name: found.default(name) for name in FLAGS_OF_SHAPE if name in found.used}
     open_ = ", ".join(words for name, words in _USUAL_SHAPE.items() if name not in told)
     comments = [] if found.count("vocab_size") else ["fill in: vocab_size"]
-    comments += [f"taken as having {open_}"] if open_ else []
+    comments += [f"assumed to have {open_}"] if open_ else []
     value = {**sizes, **{name: size for name, size in told.items() if size}}
     return Entry(key="model", value=value, comment="; ".join(comments))
 
@@ -545,12 +547,12 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
         if started.starts_ranks
         else started.launcher
     )
-    yield f"{source.name} starts {started.program} with {started.tasks or how}; its arguments without a knob are kept"
+    yield f"{source.name} starts {started.program} with {started.tasks or how}; arguments that no knob sets are kept"
     if started.spelled_out:
-        yield f"the settings of {started.spelled_out} are given as options, because {started.program} takes no option besides that file"
+        yield f"the settings in {started.spelled_out} are passed as options, because {started.program} takes either that file or options"
     if started.tasks:
         yield (
-            f"trials start {started.program} with torchrun on each node, instead of one {started.tasks} task per rank: it must read RANK, "
+            f"trials start {started.program} with torchrun on each node, instead of one {started.tasks} task per rank, so {started.program} must read RANK, "
             "LOCAL_RANK and WORLD_SIZE"
         )
 
@@ -561,7 +563,7 @@ ASSUMED_WEIGHTS = "weights are planned as "
 def _what_is_beyond(script: Script) -> Iterator[str]:
     """What its plan does not have, or takes for granted."""
     if script.beyond:
-        yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of one"
+        yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of a step"
 
     elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, judging by the name {Path(script.name).name}"
@@ -576,7 +578,7 @@ def _what_weights(script: Script) -> Iterator[str]:
         option.name == "torch_dtype" and option.given is None and option.default
         for option in script.options
     ):
-        yield f"{ASSUMED_WEIGHTS}{loaded}, the type of most checkpoints: {script.name} trains in the checkpoint's own type unless torch_dtype is given"
+        yield f"{ASSUMED_WEIGHTS}{loaded}, the type of most checkpoints, because {script.name} trains in the checkpoint's own type unless torch_dtype is given"
         return
     if loaded == "auto":
         why = "dtype is auto"
@@ -588,7 +590,7 @@ def _what_weights(script: Script) -> Iterator[str]:
         why = f"{script.name} was not found"
     else:
         return
-    yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 takes the checkpoint's own type by default, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
+    yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 loads the checkpoint's own type by default; if that is bf16, which needs about half the memory, set workload.pure_bf16 to true, or set dtype in the launch"
 
 
 def _spawns_unasked(found: OptionMatches) -> bool:
@@ -600,16 +602,16 @@ def _what_is_off(today: LaunchToday, source: Path) -> Iterator[str]:
     """What trials do otherwise than the launch, and what they cannot do."""
     found, script = today.found, today.found.script
     if found.finds_batch:
-        yield f"off in trials: {_shown(found.finds_batch)}, because it halves the batch when memory runs out, so a different batch would be measured"
+        yield f"trials turn off {_shown(found.finds_batch)}, which halves the batch when memory runs out, so a different batch would be measured"
     if found.trackers:
-        yield f"left out in trials, but kept in the exported launch: {_shown(found.trackers)}"
+        yield f"trials omit {_shown(found.trackers)}, which the exported launch keeps"
     if script.started and today.is_alone and today.place.ranks > 1:
-        yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, give a script that uses torchrun, accelerate or srun"
+        yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, pass a script that uses torchrun, accelerate or srun"
     if _spawns_unasked(found):
         many = f"{today.ranks_of_trials}{'' if script.code.spawned else ' are assumed'}"
-        yield f"{script.name} starts its own ranks, and no option says how many: {many}; give it such an option (--world-size) to tune their number"
+        yield f"{script.name} starts its own ranks, and no option sets their number ({many}); to tune the number, add an option to {script.name} for it (--world-size)"
     if today.is_elsewhere:
-        yield f"{source.name} starts {today.ranks} ranks, and trials have {today.ranks_of_trials}: the batch per step stays the same"
+        yield f"{source.name} starts {today.ranks} ranks, but trials have {today.ranks_of_trials}, with the same batch per step"
 
 
 def _shown(options: Sequence[ScriptOption]) -> str:
@@ -619,23 +621,27 @@ def _shown(options: Sequence[ScriptOption]) -> str:
 def _what_variables_tell(found: OptionMatches) -> Iterator[str]:
     if found.variables:
         said = ", ".join(f"{name} as {text}" for name, text in found.variables.items())
-        yield f"{found.script.name} reads environment variables, which trials set: {said}; a micro-batch is taken as sequences per rank"
+        yield f"{found.script.name} reads environment variables, which trials set: {said}; a micro-batch is assumed to count sequences per rank"
 
 
 def _what_reads(found: OptionMatches) -> str:
     script, file = found.script, found.settings
     if file:
-        return f"{file.given} is not changed: each trial gets a copy with its own values (`files`)"
+        return f"{file.given} is not changed, because each trial gets a copy with its own values (`files`)"
     if not script.is_read:
-        return f"{script.name} was not found: only its arguments are known"
+        return f"{script.name} was not found, so only its arguments are known"
     if script.overridden:
         return f"the command of {script.name} overrides values of {script.overridden}; values that argv does not set stay as they are in the file"
     if not script.parser:
-        known = "; only those on the command line are known" if script.options else ""
+        known = "; only options on the command line are known" if script.options else ""
         return f"{script.name} has no recognizable options{known}"
     return (
-        f"{script.name} reads {len(script.options)} options with {script.parser}; those not in argv keep their defaults"
-        + ("" if script.started else ": add the ones you use today, such as data and model")
+        f"{script.name} reads {len(script.options)} options with {script.parser}; options that are not in argv keep their defaults"
+        + (
+            ""
+            if script.started
+            else ", so add the options that you use today, such as data and model"
+        )
     )
 
 
@@ -664,8 +670,8 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     if has_time:
         follows = "a diverging loss goes unnoticed"
     return (
-        f"{NOT_PRINTED}{' or '.join(missing)} was recognized in {where}: {follows}; "
-        "write patterns of its log as `metrics`, or let `autotune init --run` start and observe it"
+        f"{NOT_PRINTED}{' or '.join(missing)} was recognized in {where}, so {follows}; "
+        "write patterns for the log under `metrics`, or run `autotune init --run`, which starts and observes the program"
     )
 
 
@@ -677,8 +683,8 @@ def _how_to_be_told(found: OptionMatches) -> str:
         for c, meaning in fixed
         if meaning is not None and meaning.target not in SHAPE
     ]
-    settled = f": it sets {', '.join(named[:6])} itself" if named else ""
+    settled = f", because the script sets {', '.join(named[:6])} itself" if named else ""
     return (
-        f"nothing can be tuned yet{settled}. If it reads a settings file, give `autotune init` the shell script that starts it. "
-        "Otherwise make it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and list them in argv"
+        f"nothing can be tuned yet{settled}. If the script reads a settings file, pass the shell script that starts it to `autotune init`. "
+        "Otherwise make the script read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and list these values in argv"
     )

@@ -396,7 +396,7 @@ def _contradicting(found: OptionMatches) -> Iterator[str]:
         meaning = found.used[of_file.name]
         option = meaning.option
         if not meaning.expression and option.present not in (None, of_file.given):
-            yield f"{option.shown}={option.present} beside {of_file.given} in {of_file.file}"
+            yield f"{option.shown}={option.present}, where {of_file.file} has {of_file.given}"
 
 
 def _said_by_code(found: OptionMatches) -> Iterator[str]:
@@ -404,7 +404,7 @@ def _said_by_code(found: OptionMatches) -> Iterator[str]:
     script = found.script
     is_told = script.started is None or value_of(script.arguments, *DEEPSPEED_FILES)
     if script.code.initializes_deepspeed and not is_told:
-        yield "deepspeed.initialize without an argument for its file"
+        yield "deepspeed.initialize without an argument for DeepSpeed's file"
     if script.code.pipelined and "pp" not in found.used:
         yield f"{script.code.pipelined} without an option for the stages"
 

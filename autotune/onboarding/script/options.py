@@ -34,7 +34,7 @@ from autotune.onboarding.script.syntax import (
 from autotune.spec.texts.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"
-SAID = "said by the program's parser"
+SAID = "according to the program's parser"
 KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
 """kinds of options by the names of types"""
 

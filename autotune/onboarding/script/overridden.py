@@ -44,12 +44,12 @@ def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]
             left = {key: value for key, value in part.value.items() if key in still}
             draft = draft.put(path, replace(part, value=left) if left else None)
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
-    note = f"{program} sets {lines} in its source: trials and launch.sh override these values (`overrides`) without changing the file"
+    note = f"{program} sets {lines} in its source, and trials and launch.sh override these values (`overrides`) without changing the file"
     notes = tuple(each for each in draft.notes if " options with " not in each)
     return replace(draft, notes=(*notes, note))
 
 
-_WHY = "values set in its source, which each trial overrides"
+_WHY = "values set in the source, which each trial overrides"
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ def settings_draft(
     program, document = told.program, told.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
         raise SpecError(
-            f"{told.source.name} holds settings for {program.name}, but not for training: it has {', '.join(other)}",
-            remedy="give the file that you train with",
+            f"{told.source.name} holds settings for {program.name}, but not for training, because it has {', '.join(other)}",
+            remedy="pass the file that you train with",
             field="FILE",
         )
     known = (model, "") if model else model_named(document.get(program.model), told.cwd, folder)
@@ -143,12 +143,12 @@ def settings_draft(
             else f"identifies {program.name}",
         ),
         Entry(key="fixed", value=fixed, comment="decided by the settings"),
-        Entry(key="metrics", value=dict(program.metrics), comment="its log"),
+        Entry(key="metrics", value=dict(program.metrics), comment="from the program's log"),
     )
     where, runner = place.entries
     return Draft(
         heading=(
-            f"A first spec, written by `autotune init` from {told.source.name} (settings of {program.name}). Nothing was run.",
+            f"A first spec, written by `autotune init` from {told.source.name} ({program.name} settings). Nothing was run.",
         ),
         entries=(
             Entry(key="name", value=file_name(told.source.name)),
@@ -165,7 +165,7 @@ def settings_draft(
     )
 
 
-_WHERE = "where it runs, relative to this file; fill in if paths in the file start elsewhere"
+_WHERE = "where the program runs, relative to this file; change it if paths in the settings start elsewhere"
 
 
 def _argv(told: Settings, place: Place) -> Iterator[str]:
@@ -197,19 +197,19 @@ def _kept(argument: Argument, told: set[str]) -> Iterator[str]:
 
 def _notes(told: Settings) -> Iterator[str]:
     held = told.file or told.source.name
-    yield f"{held} holds settings of {told.program.name}: it is not changed, and each trial overrides some on the command line"
+    yield f"{held} holds settings for {told.program.name}; trials do not change {held}, but override some settings on the command line"
     if isinstance(named := told.document.get("deepspeed"), str) and named:
-        yield f"the ZeRO stage is taken from deepspeed={named}; correct it under `fixed` if yours differs"
+        yield f"the ZeRO stage is taken from deepspeed={named}; if your stage differs, correct `zero_stage` under `fixed`"
     program, document = told.program, told.document
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
         yield of_unknown_optimizer(said)
     if _is_as_loaded(program, document):
-        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights next to {said}; plans assume bf16"
+        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {said}, planned as bf16"
     for key, plain in program.methods.items():
         method = str(document.get(key) or "").lower()
         if method and method not in (*plain, "false"):
             name = key if method == "true" else method
-            more = BEYOND_BY_METHOD.get(name, "what it adds to plain training")
+            more = BEYOND_BY_METHOD.get(name, "the work that this method adds to plain training")
             yield f"{NOT_PREDICTED}{more} ({key}: {document[key]})"
     method = str(at_path(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):

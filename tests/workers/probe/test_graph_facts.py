@@ -142,7 +142,7 @@ def test_a_decoder_has_its_shape(name: str) -> None:
 
 
 LABELS = {"input_ids": TOKENS, "labels": torch.tensor([0, 1])}
-FULL, NO_HEAD = "its attention sees later tokens", "nothing projects onto its vocabulary"
+FULL, NO_HEAD = "its attention sees later tokens", "no layer projects onto its vocabulary"
 OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "bert, classes": (lambda: of_hub("BertForSequenceClassification", SIZES), LABELS, FULL),
     "bert, classes, scores": (
@@ -184,7 +184,7 @@ def test_what_is_no_decoder_is_planned_by_its_weights(name: str) -> None:
     model = make()
     facts, (spec, comment) = seen(model, **given)
     assert spec == {"parameters": facts["parameters"]}
-    assert comment.endswith(f"no decoder, because {why}")
+    assert comment.endswith(f"not a decoder, because {why}")
 
 
 def test_what_is_packed_for_the_backward_pass_is_left_packed_and_said_to_be_assumed() -> None:
@@ -195,7 +195,7 @@ def test_what_is_packed_for_the_backward_pass_is_left_packed_and_said_to_be_assu
     told["shape"] = {**spec, "ffn_hidden_size": 256}
     found = seen_model(ProgramFacts(told), None, seq_len=64)
     assert found is not None
-    assert found[1].endswith("taken as a decoder: no mask of its attention was seen")
+    assert found[1].endswith("assumed to be a decoder, because no attention mask was seen")
 
 
 @pytest.mark.parametrize("causal", [True, False])
