@@ -227,7 +227,7 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
     if _GPU_LOST.search(text):
         return Judged("death", FailureKind.WORKER_LOST, "lost its GPU")
     if short == "SignalException":
-        return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
+        return Judged("death", FailureKind.WORKER_LOST, "was killed by a signal")
     if not is_started and (
         _REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)
     ):

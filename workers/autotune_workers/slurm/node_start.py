@@ -92,7 +92,7 @@ def connected(port: int) -> socket.socket:
             made.settimeout(None)
             return made
     sys.exit(
-        f"{socket.gethostname()} cannot reach the runner at port {port} of {' or '.join(tried) or 'the first node'}"
+        f"{socket.gethostname()} cannot reach the runner on port {port} of {' or '.join(tried) or 'the first node'}"
     )
 
 

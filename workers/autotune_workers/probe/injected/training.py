@@ -457,7 +457,7 @@ def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
     before = seen.failed_allocations
     seen.failed_allocations = int(torch.cuda.memory_stats().get("num_ooms", 0))
     if before is not None and seen.failed_allocations > before:
-        error = "torch's allocator counted it, and the step left something undone"
+        error = "torch's allocator counted a failed allocation, and the step did not finish"
         reports.send("out_of_memory", error=error, where="an optimizer step")
 
 

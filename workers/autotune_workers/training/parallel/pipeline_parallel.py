@@ -41,7 +41,7 @@ def check_schedule(config: ParallelConfig) -> None:
     if config.pp_schedule != "gpipe" and micro_batches < config.pp:
         raise ConfigError(
             f"{config.pp_schedule} needs at least pp={config.pp} micro-batches, but accumulation_steps={micro_batches}",
-            remedy="use gpipe, or more and smaller micro-batches",
+            remedy="use pp_schedule=gpipe, or more and smaller micro-batches",
             field="accumulation_steps",
         )
     if config.pp_schedule == "interleaved_zero_bubble" and config.zero_stage == 3:
