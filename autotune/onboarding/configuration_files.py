@@ -317,7 +317,7 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
         else:
             stage = decided_by(name, str(file), base).get("zero_stage", 0)
             why = ", as the file's name says" if stage else MAY_SHARD
-            yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why}"
+            yield f"{UNREAD}{file} was not found, so ZeRO stage {stage} is assumed{why}"
 
 
 def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
@@ -362,7 +362,7 @@ def offloaded_weights(started: Started, base: Path) -> str:
     return "fsdp_offload_params" if any(each in ON for each in by_fsdp) else ""
 
 
-MAY_SHARD = ", the most that it may need"
+MAY_SHARD = ", which needs the most memory"
 """how the words on a file end that may shard what is counted as whole"""
 UNREAD = "not read: "
 """how such words begin"""

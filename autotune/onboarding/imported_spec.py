@@ -240,7 +240,7 @@ def _baseline(found: Mapping[str, Any]) -> Entry:
     comment = "the current configuration"
     if missing := sorted({"dp", "accumulation_steps"} - found.keys()):
         verb = "follows" if len(missing) == 1 else "follow"
-        comment = f"{' and '.join(missing)} {verb} from cluster and batch"
+        comment = f"{' and '.join(missing)} {verb} from the cluster and the batch"
     return Entry(key="baseline", value=text, comment=comment)
 
 
@@ -272,7 +272,7 @@ def _is_offload(path: str, value: Any) -> bool:
 
 def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
     size = f", currently {ranks} GPUs" if ranks else ""
-    size += f", {nodes[0]} x {nodes[1]}" if nodes and nodes[0] > 1 else ""
+    size += f", {nodes[0]} nodes x {nodes[1]} GPUs" if nodes and nodes[0] > 1 else ""
     return f"fill in: GPU-NODESxGPUS, e.g. h100-sxm-1x8{size}"
 
 

@@ -248,7 +248,7 @@ def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_genera
         ).document
     )
     assert (
-        "currently 12 GPUs, 3 x 4"
+        "currently 12 GPUs, 3 nodes x 4 GPUs"
         in first_draft(file_with(tmp_path / name, SPLITS[name]), folder=tmp_path).text
     )
 

@@ -876,7 +876,7 @@ REVIEWED = {
         f"a file of the launch that is not there is named: {file}": Reviewed(
             {"train.sh": f"{BY_DEEPSPEED}{file}\n"},
             A100,
-            Said(assumed=(f"{file} was not found: {says}",)),
+            Said(assumed=(f"{file} was not found, so {says}",)),
         )
         for file, says in (
             ("conf.json", "ZeRO stage 0 is assumed"),

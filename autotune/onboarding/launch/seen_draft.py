@@ -358,7 +358,9 @@ def _no_baseline(run: SeenLaunch) -> str:
         return f"the batch grew from step to step ({counts} sequences per rank); {_PHASE}, or"
     if run.batches:
         return f"the batch differs from step to step ({counts} sequences per rank), as when batches are filled up to a token limit; set global_batch_size to the average batch, and"
-    return "" if run.micro_batch_size else "the sequences per micro-batch were not observed;"
+    return (
+        "" if run.micro_batch_size else "the number of sequences per micro-batch was not observed;"
+    )
 
 
 def seen_document(seen: ProgramSeen, steps: int) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     how = f"{path.name} starts {started.program} with {started.launcher}"
     if not tasks.start:
         raise SpecError(
-            f"{how}, and autotune cannot set its number of ranks",
+            f"{how}, and autotune cannot set the number of ranks",
             remedy="pass a script that starts the ranks with torchrun (once per node), or with srun or mpirun on a single node",
             field="FILE",
         )
@@ -288,7 +288,7 @@ def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
     it takes no option of a trial. Raises `SpecError` where the file is not there."""
     if not file.is_file():
         raise SpecError(
-            f"{path.name} starts {started.program} with {file.name}, which sets its arguments but was not found in {file.parent}",
+            f"{path.name} starts {started.program} with {file.name}, which sets the arguments but was not found in {file.parent}",
             remedy=f"put {file.name} into that folder",
             field="FILE",
         )

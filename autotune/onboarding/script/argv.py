@@ -289,7 +289,7 @@ def _where(meaning: Meaning) -> str:
         taken = "" if is_said else "taken as "
         assumed = ", over all ranks" if meaning.over_ranks else f", {taken}{unit} per rank"
     elif meaning.target == "accumulation_steps" and meaning.expression:
-        assumed = ", divided by its ranks"
+        assumed = ", divided by the number of ranks"
     shown = "" if option.prefix else f"{option.shown}, "
     return f"{shown}{_said(option)}{assumed}"
 

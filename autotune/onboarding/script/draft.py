@@ -244,7 +244,7 @@ def _decided_by(script: Script) -> str:
     """What fixes knobs: settings, or code that no option changes."""
     made = ((f"{knob}={str(it.value).lower()}", it.line) for knob, it in script.in_code.items())
     lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in made)
-    return f"decided by its settings{f' or code: {lines}' if lines else ''}"
+    return f"decided by the program's settings{f' or code: {lines}' if lines else ''}"
 
 
 def _is_on_cpu(script: Script) -> bool:
@@ -417,7 +417,9 @@ def _no_baseline(today: LaunchToday) -> str:
     if today.problem:
         return today.problem
     if not micro:
-        return "the sequences per micro-batch were not found" if found.script.started else ""
+        return (
+            "the number of sequences per micro-batch was not found" if found.script.started else ""
+        )
     if today.is_accumulation_unsaid:
         return UNSAID_STEPS
     batch, replicas = today.batch[0], today.replicas_of_trials

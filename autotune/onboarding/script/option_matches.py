@@ -592,7 +592,11 @@ class LaunchToday:
         parts = f"{'as launched' if script.started else 'its defaults'}, {micro} x {steps}"
         if not is_total and self.replicas > 1:
             parts += f" on {self.ranks} ranks"
-            parts += f", {self.replicas} with their own data" if self.replicas < self.ranks else ""
+            parts += (
+                f", {self.replicas} of them with their own data"
+                if self.replicas < self.ranks
+                else ""
+            )
         if self.is_assumed:
             why = "the launch does not give the number of ranks"
             return whole, f"{what}, {parts}: {why}", True

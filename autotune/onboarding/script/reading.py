@@ -225,7 +225,7 @@ def read_script(
         where = f"{name}:{line}" if line else name
         raise SpecError(
             f"{where} is not Python: {getattr(error, 'msg', error)}",
-            remedy="give the training script, or a trainer's configuration file",
+            remedy="pass the training script, or a trainer's configuration file",
             field="FILE",
         ) from None
     own = Text(tree)

@@ -84,7 +84,7 @@ def settings_draft(
             field="FILE",
         )
     known = (model, "") if model else model_named(document.get(program.model), told.cwd, folder)
-    asked = f"fill in: {document.get(program.model) or 'the model'} as a catalog name or its config.json"
+    asked = f"fill in: {document.get(program.model) or 'the model'} as a catalog name or the path of its config.json"
     value, comment = known or (STAND_IN_MODEL, asked)
     micro, seq_len = (_count(document, key) for key in (program.micro_batch_size, program.seq_len))
     key, words, recompute = program.recompute
@@ -119,7 +119,7 @@ def settings_draft(
             loop=loop,
         ),
     }
-    shared = f", {replicas} with their own data" if replicas < place.ranks else ""
+    shared = f", {replicas} of them with their own data" if replicas < place.ranks else ""
     sizes = f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks{shared}"
     space = {
         "micro_batch_size": sorted({max(1, micro // 2), micro, 2 * micro, 4 * micro}),
