@@ -1,4 +1,5 @@
-"""Calibration: the real speed of this machine, measured with the rank processes that run trials: matmul, memory, launches, collectives, shared cores.
+"""Calibration: the real speed of this machine, measured with the rank processes that run trials:
+matmul, memory, launches, collectives, shared cores.
 
     matmul               list of {m, n, k, precision, flops_per_s}: one rank alone; (m, k) by (k, n) takes 2*m*n*k FLOPs
     memory_bytes_per_s   reading and writing together, of a copy too large for any cache
@@ -9,8 +10,9 @@
                          each pair of nodes (`autotune.diagnosis.out_of_line`)
     nodes                hostnames of those that this was measured on
 
-Each figure is the median of repeated timings, for these machines are disturbed by others. Assumes that the ranks of one node are alike. A quick
-calibration, which a study begins with where nothing was measured, takes fewer timings on fewer numbers of ranks (`QUICK`).
+Each figure is the median of repeated timings, for these machines are disturbed by others. Assumes
+that the ranks of one node are alike. A quick calibration, which a study begins with where nothing
+was measured, takes fewer timings on fewer numbers of ranks (`QUICK`).
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class Effort:
     ranks: tuple[int, ...]
     """numbers of ranks that are measured together; more ranks of one node tell nothing new"""
     begin_s: float
-    """from the start of the calibration, after which no further number of ranks is begun; the first one is always measured"""
+    """from the start of the calibration, after which no further number of ranks is begun; the first
+    one is always measured"""
     repeats: int
     """timings of which the median counts; of collectives three times as many"""
     round_s: float
@@ -101,10 +104,12 @@ def calibrate_local(
     runner_options: Mapping[str, Any] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Measures this machine; takes about a minute, `quick` under 20 s. `progress` is told what is measured, and the fraction that is done.
+    """Measures this machine; takes about a minute, `quick` under 20 s. `progress` is told what is
+    measured, and the fraction that is done.
 
-    `runner`, `runner_options`: of the study for which it is measured; on a Ray cluster that was joined the ranks run on its workers. `interrupted()` is
-    asked about every second. Raises `RunnerError` when ranks cannot be run here, or when it was interrupted.
+    `runner`, `runner_options`: of the study for which it is measured; on a Ray cluster that was
+    joined the ranks run on its workers. `interrupted()` is asked about every second. Raises
+    `RunnerError` when ranks cannot be run here, or when it was interrupted.
     """
     began_s, effort = time.monotonic(), QUICK if quick else FULL
     collectives: list[Mapping[str, Any]] = []
@@ -153,7 +158,8 @@ def calibrate_local(
 
 
 def _prober(runner: str, options: dict[str, Any]) -> AnyTrainerRunner:
-    """A runner whose trials are probes: on the workers of a Ray cluster that was joined, else on this machine."""
+    """A runner whose trials are probes: on the workers of a Ray cluster that was joined, else on
+    this machine."""
     if runner == "ray" and (options.get("address") or os.environ.get("RAY_ADDRESS")):
         from autotune_workers.runners.ray import RayRunner
 
@@ -224,7 +230,8 @@ def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialReque
 def probe(
     request: TrialRequest, context: RankContext, report: Callable[[Any], bool]
 ) -> TrialResult:
-    """The "training loop" of a probe: takes its readings and hands them back as those of a measurement."""
+    """The "training loop" of a probe: takes its readings and hands them back as those of a
+    measurement."""
     began_s = time.perf_counter()
     effort = QUICK if request.trainer_options["quick"] else FULL
     what = request.trainer_options["probe"]
@@ -245,8 +252,9 @@ def probe(
 
 
 def each_rank(context: RankContext, effort: Effort) -> dict[str, Any]:
-    """What this rank measures of itself while all others do, and, where it is the first of its node, how long it takes to send to the first of each other node.
-    Pairs take turns, so that no two share a link; collective."""
+    """What this rank measures of itself while all others do, and, where it is the first of its
+    node, how long it takes to send to the first of each other node. Pairs take turns, so that no
+    two share a link; collective."""
     device = context.device
     dist.barrier()
     side = _side(device)
@@ -431,7 +439,8 @@ def _seconds(call: Callable[[], Any], device: torch.device, effort: Effort) -> f
 
 
 def _collective_s(call: Callable[[], Any], device: torch.device, effort: Effort) -> float:
-    """The same for a collective: all ranks make the same number of calls, however long one takes on each."""
+    """The same for a collective: all ranks make the same number of calls, however long one takes on
+    each."""
     rounds = []
     for _ in range(3 * effort.repeats):
         dist.barrier()

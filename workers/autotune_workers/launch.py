@@ -1,8 +1,10 @@
-"""Trains an exported config outside any study: `torchrun -m autotune_workers.launch request.json`, on every node.
+"""Trains an exported config outside any study: `torchrun -m autotune_workers.launch request.json`,
+on every node.
 
-The request is a `TrialRequest` as plain values (trainer `native` writes it). Rank 0 prints one JSON object per optimizer step and one
-with the result, and writes the whole measurement to `measurement.json` beside the request. Exit codes: 0 trained, 1 refused or failed,
-2 no such request or not the ranks that it needs.
+The request is a `TrialRequest` as plain values (trainer `native` writes it). Rank 0 prints one JSON
+object per optimizer step and one with the result, and writes the whole measurement to
+`measurement.json` beside the request. Exit codes: 0 trained, 1 refused or failed, 2 no such request
+or not the ranks that it needs.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_request(path: Path) -> TrialRequest:
-    """The request in the file. Raises `ValueError`, `KeyError`, `TypeError` or `SpecError` for anything else."""
+    """The request in the file. Raises `ValueError`, `KeyError`, `TypeError` or `SpecError` for
+    anything else."""
     text = path.read_bytes()
     if len(text) > MAX_REQUEST_BYTES:
         raise ValueError(f"the file has {len(text)} bytes, more than {MAX_REQUEST_BYTES}")
@@ -72,7 +75,8 @@ def read_request(path: Path) -> TrialRequest:
 
 
 def train(request: TrialRequest, target: Path) -> int:
-    """Trains on the ranks that torchrun started; collective. Rank 0 writes the measurement to `target`. Returns the exit code."""
+    """Trains on the ranks that torchrun started; collective. Rank 0 writes the measurement to
+    `target`. Returns the exit code."""
     rank = int(os.environ.get("RANK", "0"))
     device = _device(request)
     _initialize(device)
@@ -109,7 +113,8 @@ def _report(result: TrialResult, target: Path) -> None:
 
 
 def _result(request: TrialRequest, context: RankContext) -> TrialResult | None:
-    """What the trial measured; None when it failed, which is said at once: with NCCL, tearing down may have to wait for a peer that failed."""
+    """What the trial measured; None when it failed, which is said at once: with NCCL, tearing down
+    may have to wait for a peer that failed."""
     try:
         return run_trial(request, context, _say_step if context.rank == 0 else lambda _: True)
     except TrialFailed as error:
@@ -131,7 +136,8 @@ def _device(request: TrialRequest) -> torch.device:
 
 
 def _initialize(device: torch.device) -> None:
-    """The default process group over the ranks of torchrun; alone, without torchrun, a group of one."""
+    """The default process group over the ranks of torchrun; alone, without torchrun, a group of
+    one."""
     on_gpu = device.type == "cuda"
     where: dict[str, Any] = {"device_id": device} if on_gpu else {}
     if "MASTER_ADDR" not in os.environ:

@@ -1,7 +1,9 @@
-"""Whole numbers and truth values that decide control flow, carried beside the fake tensors that have none.
+"""Whole numbers and truth values that decide control flow, carried beside the fake tensors that
+have none.
 
-A value belongs to a storage, so that views need no care: it is one number for the whole storage, or the numbers themselves. Whatever is computed of
-carried values alone is carried too, as long as it is small; what is written over with unknown values is forgotten.
+A value belongs to a storage, so that views need no care: it is one number for the whole storage, or
+the numbers themselves. Whatever is computed of carried values alone is carried too, as long as it
+is small; what is written over with unknown values is forgotten.
 
 What follows from the values of the inputs is marked: no real training has inputs of those values.
 """
@@ -43,7 +45,8 @@ class CarriedValues:
             return known.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def constant(self, tensor: Tensor) -> Tensor | None:
-        """The one value of all elements, however many; None where it is not known or there are several."""
+        """The one value of all elements, however many; None where it is not known or there are
+        several."""
         known = self._known.get(storage_id(tensor)) if isinstance(tensor, FakeTensor) else None
         return (
             known

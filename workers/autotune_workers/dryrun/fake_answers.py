@@ -75,7 +75,8 @@ class FakeAnswers:
         return tuple(f"{what} ({_some(sorted(where))})" for what, where in self._guesses.items())
 
     def know_inputs(self, inputs: Iterable[Any]) -> None:
-        """The tensors of a batch, or what was computed of them: what their values decide is an assumption."""
+        """The tensors of a batch, or what was computed of them: what their values decide is an
+        assumption."""
         for tensor in inputs:
             if isinstance(tensor, FakeTensor):
                 self._values.mark_of_inputs(tensor)
@@ -150,7 +151,8 @@ class FakeAnswers:
         return made[0] if isinstance(results, Tensor) else type(results)(made)
 
     def _decides(self, tensors: Iterable[Tensor]) -> bool:
-        """The values of these decide a shape or a branch: remembered where they follow from the inputs."""
+        """The values of these decide a shape or a branch: remembered where they follow from the
+        inputs."""
         of_inputs = any(map(self._values.is_of_inputs, tensors))
         if of_inputs and (module := self._where()):
             self._guess(INPUTS_DECIDE, _at(module))
@@ -259,7 +261,8 @@ class FakeAnswers:
         return out
 
     def _exchanged(self, func: Any, args: tuple[Any, ...]) -> None:
-        """What comes from other ranks, who have what this one has, and who agree to what they are asked."""
+        """What comes from other ranks, who have what this one has, and who agree to what they are
+        asked."""
         operation = operation_of(func)
         results = [t for t in tensors_in(args[0]) if not t.dtype.is_floating_point]
         if operation is None or operation.kind == "send" or not results:
@@ -313,7 +316,8 @@ class FakeAnswers:
 
 
 def balanced_choices(shape: torch.Size, experts: int) -> Tensor:
-    """Experts that a router chooses, so many for each token: expert after expert, token after token."""
+    """Experts that a router chooses, so many for each token: expert after expert, token after
+    token."""
     return (torch.arange(shape.numel()) % experts).view(shape)
 
 
@@ -324,7 +328,8 @@ def grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The result of `_grouped_mm`, whose shape function takes bfloat16 alone, while its kernel for the CPU takes every format."""
+    """The result of `_grouped_mm`, whose shape function takes bfloat16 alone, while its kernel for
+    the CPU takes every format."""
     if a.dim() == 2 and b.dim() == 2:
         assert ends is not None
         shape = (len(ends), a.shape[0], b.shape[1])
@@ -335,7 +340,8 @@ def grouped_product(
 
 
 def batch_norm(made: tuple[Tensor, ...], running_mean: Tensor | None) -> tuple[Tensor, ...]:
-    """What batch norm makes, with the statistics of a batch in the format of the running ones, as kernels keep them; its shape function takes the input's."""
+    """What batch norm makes, with the statistics of a batch in the format of the running ones, as
+    kernels keep them; its shape function takes the input's."""
     out, *statistics = made
     return out, *(x if running_mean is None else x.to(running_mean.dtype) for x in statistics)
 

@@ -1,6 +1,8 @@
-"""The dry runner of this machine: each dry run in a process of its own, within limits of time and memory.
+"""The dry runner of this machine: each dry run in a process of its own, within limits of time and
+memory.
 
-The user's code is imported in that process alone. A process that is stopped at a limit says how far it came; one that dies says by what.
+The user's code is imported in that process alone. A process that is stopped at a limit says how far
+it came; one that dies says by what.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 RLIMIT_DATA    private memory beyond the limit is refused at once, however much is asked for
 VmHWM          the high-water mark of resident memory, which counts libraries and shared memory too (proc(5)); a thread reads it twice a second
 
-The mark misses no peak between two readings. It is read once more before an answer is given, so no run that went beyond its limit gives one.
+The mark misses no peak between two readings. It is read once more before an answer is given, so no
+run that went beyond its limit gives one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from autotune.errors import DryRunError
 from autotune_workers.process.machine import memory_limit, status_bytes
 
 LOOK_EVERY_S = 0.5
-"""seldom, as each look takes the interpreter from the run for a moment, which is long on a busy machine"""
+"""seldom, as each look takes the interpreter from the run for a moment, which is long on a busy
+machine"""
 REFUSED = (
     "raised memoryerror",
     "defaultcpuallocator",
@@ -26,7 +28,8 @@ REFUSED = (
     "std::bad_alloc",
     "failed to map segment",
 )
-"""what Python, torch, C, C++ and the loader of libraries say when the kernel gives them no memory; in small letters"""
+"""what Python, torch, C, C++ and the loader of libraries say when the kernel gives them no memory;
+in small letters"""
 
 
 def was_refused_memory(text: str) -> bool:
@@ -62,7 +65,8 @@ class MemoryGuard:
         thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         try:
-            # what is reserved and not yet filled, such as stacks of threads, may be filled without counting
+            # what is reserved and not yet filled, such as stacks of threads, may be filled without
+            # counting
             with memory_limit(max(0.0, self._limit_bytes - (status_bytes("RssAnon") or 0))):
                 yield
         finally:

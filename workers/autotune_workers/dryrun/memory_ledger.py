@@ -1,9 +1,12 @@
-"""The memory of one rank: every storage that lives, what it is for and which module made it, and the fullest moments.
+"""The memory of one rank: every storage that lives, what it is for and which module made it, and
+the fullest moments.
 
-A storage counts once, however many tensors look at it, from the operation that returns it until nobody holds it (`weakref` tells). FSDP gives
-memory back and takes it again by `UntypedStorage.resize_`, which counts like a new storage each time.
+A storage counts once, however many tensors look at it, from the operation that returns it until
+nobody holds it (`weakref` tells). FSDP gives memory back and takes it again by
+`UntypedStorage.resize_`, which counts like a new storage each time.
 
-A local peak is written down when the first storage after a rise is freed, so that rises cost nothing.
+A local peak is written down when the first storage after a rise is freed, so that rises cost
+nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""One rank of a job, watched: the native training is built and runs two optimizer steps, on fake tensors or on real ones.
+"""One rank of a job, watched: the native training is built and runs two optimizer steps, on fake
+tensors or on real ones.
 
-It is the training that a real trial runs. A dry run differs from it in three places: the tokens (zeros of the right shape), the process group, and the
-answers to questions about values (`fake_answers`).
+It is the training that a real trial runs. A dry run differs from it in three places: the tokens
+(zeros of the right shape), the process group, and the answers to questions about values
+(`fake_answers`).
 
-Kernels that a GPU has and a CPU has not, where they keep other tensors than what a CPU runs in their place.
+Kernels that a GPU has and a CPU has not, where they keep other tensors than what a CPU runs in
+their place.
 
 attention   under a causal bias: flash or memory-efficient attention, where a CPU would make the mask as a tensor
 RMS norm    one kernel that keeps its input and one statistic per row (`aten::_fused_rms_norm`, torch >= 2.9); a CPU runs products and means one after the
@@ -14,7 +17,8 @@ Libraries run their ordinary code on fake tensors, as they would on real ones.
 transformers    takes a fake tensor for a sign that a graph is traced, and then makes attention masks that training does not make
 torch.nn.init   draws truncated normal numbers until none lies outside, which a dry run cannot see: one draw is enough there
 
-A timeline of at most some hundred samples, which keeps the shape of the curve: of each stretch its highest and its lowest sample.
+A timeline of at most some hundred samples, which keeps the shape of the curve: of each stretch its
+highest and its lowest sample.
 """
 
 from __future__ import annotations
@@ -75,7 +79,8 @@ def _rms_norm(
 
 @contextlib.contextmanager
 def _no_tracing() -> Iterator[None]:
-    """A block for a model that code outside of autotune builds; transformers is imported only then."""
+    """A block for a model that code outside of autotune builds; transformers is imported only
+    then."""
     if find_spec("transformers") is None:
         yield
         return
@@ -110,7 +115,8 @@ def thinned(
 STEPS = 2
 """the first has no optimizer state before its end"""
 AXES = ("tp", "pp", "cp", "ep", "expert_data", "dp_cp")
-"""mesh axes in the order in which a group takes its name, where several are the same; parts of the last two come before them"""
+"""mesh axes in the order in which a group takes its name, where several are the same; parts of the
+last two come before them"""
 VERSIONS = ("torch", "transformers", "peft")
 """packages that decide a result"""
 
@@ -127,7 +133,8 @@ class FakeTokens:
 
 
 def first_rank_of_stage(config: ParallelConfig, pp_rank: int) -> int:
-    """Global rank of the first rank of a pipeline stage: the pipeline axis is the slowest of the mesh."""
+    """Global rank of the first rank of a pipeline stage: the pipeline axis is the slowest of the
+    mesh."""
     return pp_rank * (config.world_size // config.pp)
 
 
@@ -138,7 +145,8 @@ def dry_run(
     notes: Sequence[str] = (),
     watched: Callable[[RankWatch], None] | None = None,
 ) -> DryRun:
-    """Two steps of that rank on fake tensors, in this process. Raises whatever the model's code raises.
+    """Two steps of that rank on fake tensors, in this process. Raises whatever the model's code
+    raises.
 
     `notes`: stand among its guesses.  `watched`: is told what watches, before anything is built.
     """

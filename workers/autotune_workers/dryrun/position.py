@@ -1,11 +1,12 @@
 """Where a training step is: its phase, its micro-batch, and the module of the model that runs.
 
-Modules tell of their forward passes by hooks. Autograd tells of backward passes by sequence numbers: nodes are numbered as the forward pass makes
-them, so the number of the running node says which module made it, at no cost per node. A module that is run again by recomputation is on the
+Modules tell of their forward passes by hooks. Autograd tells of backward passes by sequence
+numbers: nodes are numbered as the forward pass makes them, so the number of the running node says
+which module made it, at no cost per node. A module that is run again by recomputation is on the
 stack of running modules then, and counts as it does in the forward pass.
 
-A phase lasts until the next one begins: the loss belongs to the forward pass, the gradients' synchronization after the last backward pass to
-the backward pass.
+A phase lasts until the next one begins: the loss belongs to the forward pass, the gradients'
+synchronization after the last backward pass to the backward pass.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Position:
 
     @property
     def module(self) -> str:
-        """The innermost module of the model that runs, or whose backward does; empty outside of it."""
+        """The innermost module of the model that runs, or whose backward does; empty outside of
+        it."""
         if self._running:
             return self._running[-1]
         if self._phase != "backward":
@@ -79,7 +81,8 @@ class Position:
 
     @property
     def place(self) -> str:
-        """In words, where the model's code runs: a module, or its construction; empty outside of it."""
+        """In words, where the model's code runs: a module, or its construction; empty outside of
+        it."""
         if self._phase == "build":
             return "its construction"
         return self.module or ("the outermost module" if self._running else "")

@@ -1,4 +1,5 @@
-"""The process of one dry run: reads its task from the standard input and writes JSON lines to a descriptor.
+"""The process of one dry run: reads its task from the standard input and writes JSON lines to a
+descriptor.
 
     {"reached": TEXT}      how far it has come
     {"result": {...}}      the dry run, or the inspected model
@@ -8,12 +9,14 @@ Started by `local`, as `python -m autotune_workers.dryrun.process DESCRIPTOR PAR
 
 What went wrong in a dry run, as a `DryRunError`: the operator or the user's line, and what to do.
 
-Autograd and pipelines wrap what they meet; the first cause that says something is told. What a builder raised is told as the builder's error, unless
-the reason is one that is peculiar to dry runs.
+Autograd and pipelines wrap what they meet; the first cause that says something is told. What a
+builder raised is told as the builder's error, unless the reason is one that is peculiar to dry
+runs.
 
 What a dry run trains in place of what it cannot run, with the difference in words.
 
-Dry runs compute on fake CPU tensors. Kernels that only a GPU has, or that a compiler would have to make, are left out: what they replace is run.
+Dry runs compute on fake CPU tensors. Kernels that only a GPU has, or that a compiler would have to
+make, are left out: what they replace is run.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
 
 
 def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> DryRunError:
-    """What to tell of it. `memory_bytes`: the limit of the process. `reached`: in words, how far the run came."""
+    """What to tell of it. `memory_bytes`: the limit of the process. `reached`: in words, how far
+    the run came."""
     error = root_cause(error)
     raised = error.__cause__ if isinstance(error, AutotuneError) and error.__cause__ else error
     place = user_line(raised)
@@ -140,7 +144,8 @@ def _without_kernel(operator: str, where: str) -> DryRunError:
 
 
 def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, list[str]]:
-    """The request of that config, without what needs a compiler or kernels of a GPU; what was replaced, in words."""
+    """The request of that config, without what needs a compiler or kernels of a GPU; what was
+    replaced, in words."""
     notes = []
     if config.compile:
         notes.append(
@@ -207,7 +212,8 @@ def main() -> None:
         stop_at((user_line(error.__cause__ or error) if error else "") or running_line())
 
     def stop() -> None:
-        """From the guard's thread. The main thread knows the place best, unless it is within a long call."""
+        """From the guard's thread. The main thread knows the place best, unless it is within a long
+        call."""
         main_thread = threading.main_thread().ident
         assert main_thread is not None
         signal.pthread_kill(main_thread, signal.SIGTERM)

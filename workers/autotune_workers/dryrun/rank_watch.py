@@ -1,8 +1,10 @@
-"""The dispatch mode that watches a rank: every operation goes through it, and what it says of memory, traffic and work is noted.
+"""The dispatch mode that watches a rank: every operation goes through it, and what it says of
+memory, traffic and work is noted.
 
-It works on real tensors and on fake ones alike, so that a dry run can be compared with a real one. Operations on wrappers (DTensor) are left to
-the wrapper, whose own operations on local tensors come here. What DTensor runs on global shapes to find out how a result is divided costs
-nothing and is left out.
+It works on real tensors and on fake ones alike, so that a dry run can be compared with a real one.
+Operations on wrappers (DTensor) are left to the wrapper, whose own operations on local tensors come
+here. What DTensor runs on global shapes to find out how a result is divided costs nothing and is
+left out.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class RankWatch(torch_private.TorchDispatchMode):
         self.collectives = CollectiveLog()
         self.work = WorkLog()
         self.saved_bytes: dict[str, int] = {}
-        """activations that the first micro-batch of the present step leaves for its backward pass, by module"""
+        """activations that the first micro-batch of the present step leaves for its backward pass,
+        by module"""
         self._propagating = 0
         self._wrappers: dict[type, bool] = {}
         self._kinds: dict[Any, str] = {}

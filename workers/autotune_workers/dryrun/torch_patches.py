@@ -1,4 +1,5 @@
-"""What dry runs replace in torch while they run. Every replacement is a block, after which torch is as it was.
+"""What dry runs replace in torch while they run. Every replacement is a block, after which torch is
+as it was.
 
     ShardingPropagator._propagate_tensor_meta_non_cached    DTensor runs operations on global shapes there, which cost no memory
     UntypedStorage.resize_                          FSDP frees and refills gathered weights by it
@@ -12,7 +13,8 @@
     _PipelineStageBase.*_one_chunk                  say which micro-batch a pipeline stage works on
     torch.nn.init._no_grad_trunc_normal_            draws again until no number lies outside of its bounds
 
-None of these names is promised to stay; `torch_private` tells what happens under another release of torch.
+None of these names is promised to stay; `torch_private` tells what happens under another release of
+torch.
 """
 
 from __future__ import annotations
@@ -46,12 +48,14 @@ CHUNKS: Mapping[str, Phase] = {
     "backward_one_chunk": "backward",
     "backward_weight_one_chunk": "backward",
 }
-"""methods of a pipeline stage that work on one micro-batch, whose number is their first argument, and the phase in which they do"""
+"""methods of a pipeline stage that work on one micro-batch, whose number is their first argument,
+and the phase in which they do"""
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, instead: Callable[..., Any]) -> Iterator[None]:
-    """A block in which `instead` is called in place of that function, which it is given before the arguments."""
+    """A block in which `instead` is called in place of that function, which it is given before the
+    arguments."""
     original = getattr(owner, name)
 
     def called(*arguments: Any, **keywords: Any) -> Any:
@@ -65,7 +69,8 @@ def replaced(owner: Any, name: str, instead: Callable[..., Any]) -> Iterator[Non
 
 
 def single_draws() -> AbstractContextManager[None]:
-    """Truncated normal numbers are drawn once: whether one lies outside of its bounds is not known of a fake tensor."""
+    """Truncated normal numbers are drawn once: whether one lies outside of its bounds is not known
+    of a fake tensor."""
 
     def draw(original: Any, tensor: Tensor, mean: float, std: float, *_: Any, **__: Any) -> Tensor:
         with torch.no_grad():
@@ -142,9 +147,11 @@ class _Chunks:
 
 @contextlib.contextmanager
 def shards_of_one_rank() -> Iterator[None]:
-    """FSDP cuts a weight into the shards of all ranks and keeps one: in the block the others are not made, which takes long where there are many.
+    """FSDP cuts a weight into the shards of all ranks and keeps one: in the block the others are
+    not made, which takes long where there are many.
 
-    Before the first step it looks by address whether its shards are still the module's; fake tensors have none, and are told by their storage.
+    Before the first step it looks by address whether its shards are still the module's; fake
+    tensors have none, and are told by their storage.
     """
 
     def reset(original: Any, param: Any) -> None:
@@ -178,7 +185,8 @@ class _HeldWork:
 
 
 def held_messages() -> AbstractContextManager[None]:
-    """Messages between pipeline stages hold their tensors until nobody asks after them any more; those of a fake process group hold nothing."""
+    """Messages between pipeline stages hold their tensors until nobody asks after them any more;
+    those of a fake process group hold nothing."""
 
     def send(original: Any, operations: list[Any], *arguments: Any, **keywords: Any) -> list[Any]:
         works = original(operations, *arguments, **keywords)
@@ -189,7 +197,8 @@ def held_messages() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def attention_of_gpus() -> Iterator[None]:
-    """Attention under a causal bias runs in the kernels that a GPU has for it; on a CPU it would make the mask as a tensor."""
+    """Attention under a causal bias runs in the kernels that a GPU has for it; on a CPU it would
+    make the mask as a tensor."""
 
     def is_16_bit(original: Any, params: Any, *_: Any) -> bool:
         return params.query.dtype in (torch.float16, torch.bfloat16)
@@ -203,7 +212,8 @@ def attention_of_gpus() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwatched_biases() -> Iterator[None]:
-    """Causal biases, which hold no numbers, are made where no mode sees it: they cannot be made of a tensor that one has seen."""
+    """Causal biases, which hold no numbers, are made where no mode sees it: they cannot be made of
+    a tensor that one has seen."""
 
     def new(kind: type, *_: Any, **__: Any) -> Any:
         with _disable_current_modes():
@@ -218,7 +228,8 @@ def unwatched_biases() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pipeline_chunks(tell: Callable[[Phase, int], None]) -> Iterator[None]:
-    """Tells when a pipeline stage begins on a micro-batch: the phase, and the number of the micro-batch."""
+    """Tells when a pipeline stage begins on a micro-batch: the phase, and the number of the
+    micro-batch."""
 
     def chunk(
         phase: Phase, original: Any, stage: Any, number: int, *args: Any, **kwargs: Any

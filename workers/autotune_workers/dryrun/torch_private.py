@@ -1,4 +1,5 @@
-"""What dry runs name of torch without a promise that it stays: fake tensors and groups, modes, autograd's numbers. See `torch_patches` for what they replace.
+"""What dry runs name of torch without a promise that it stays: fake tensors and groups, modes,
+autograd's numbers. See `torch_patches` for what they replace.
 
     torch._subclasses.fake_tensor                       tensors that have a shape and no memory
     torch.testing._internal.distributed.fake_pg         a process group of any size in one process, whose collectives do nothing
@@ -7,8 +8,9 @@
     UntypedStorage._cdata                               identity of a storage
     torch.utils.checkpoint._StopRecomputationError      by which recomputation ends as soon as it has what the backward pass needs
 
-This module and `torch_patches` are the only ones of the package that use private names. Importing either under a torch outside the bounds of
-`training.torch_version` raises `RunnerError`, which names bound, version and remedy.
+This module and `torch_patches` are the only ones of the package that use private names. Importing
+either under a torch outside the bounds of `training.torch_version` raises `RunnerError`, which
+names bound, version and remedy.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ RANGE_BEGINS = torch.ops.profiler._record_function_enter_new.default
 
 
 def fake_tensors() -> Any:
-    """A block in which tensors have shapes and no memory. Real ones that are used in it are taken as fake ones of their shape."""
+    """A block in which tensors have shapes and no memory. Real ones that are used in it are taken
+    as fake ones of their shape."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -65,7 +68,8 @@ def real_tensors() -> Any:
 
 @contextlib.contextmanager
 def fake_process_group(rank: int, world_size: int) -> Iterator[None]:
-    """The default process group of that size, of which this process is the given rank and there are no others."""
+    """The default process group of that size, of which this process is the given rank and there are
+    no others."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         yield
@@ -92,7 +96,8 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether tensors of this class hold other tensors (DTensor, a collective's result, 8-bit numbers) and run their operations on those."""
+    """Whether tensors of this class hold other tensors (DTensor, a collective's result, 8-bit
+    numbers) and run their operations on those."""
     return hasattr(kind, "__tensor_flatten__")
 
 
@@ -113,7 +118,8 @@ def backward_pass() -> int:
 
 
 def next_sequence_number() -> int:
-    """That of the next node of the autograd graph: nodes are numbered in the order of the forward pass."""
+    """That of the next node of the autograd graph: nodes are numbered in the order of the forward
+    pass."""
     return torch._C._autograd._get_sequence_nr()
 
 

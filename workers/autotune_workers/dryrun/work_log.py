@@ -1,15 +1,18 @@
 """The arithmetic of one rank: FLOPs by module and phase, and the shapes of its matrix products.
 
-A multiplication and an addition are two FLOPs. `torch.utils.flop_counter.flop_registry` knows most operations; what it lacks is added here:
-the CPU's flash attention, attention with fewer heads of keys than of queries, grouped products (one for all experts) and products of a matrix and a vector. Attention counts all scores, those that a
-causal mask hides too, as the registry does. Element-wise work is not counted.
+A multiplication and an addition are two FLOPs. `torch.utils.flop_counter.flop_registry` knows most
+operations; what it lacks is added here: the CPU's flash attention, attention with fewer heads of
+keys than of queries, grouped products (one for all experts) and products of a matrix and a vector.
+Attention counts all scores, those that a causal mask hides too, as the registry does. Element-wise
+work is not counted.
 
 The collectives and point-to-point messages of one rank: kind, group, bytes and phase of each call.
 
     in place      torch.ops.c10d               FSDP, gradient buckets, pipelines, expert and context parallelism
     functional    torch.ops._c10d_functional   DTensor, that is tensor and sequence parallelism
 
-Bytes are those of the tensors, see `autotune.spec.CollectiveCall`. Barriers carry none and are left out.
+Bytes are those of the tensors, see `autotune.spec.CollectiveCall`. Barriers carry none and are left
+out.
 """
 
 from __future__ import annotations
@@ -98,7 +101,8 @@ class CollectiveLog:
     def note(
         self, func: Any, args: tuple[Any, ...], out: Any, phase: Phase
     ) -> tuple[CollectiveOp, tuple[int, ...], int]:
-        """An operation of `operation_of` was called; returns how it was read, the ranks of its group, and its bytes."""
+        """An operation of `operation_of` was called; returns how it was read, the ranks of its
+        group, and its bytes."""
         operation = operation_of(func)
         assert operation is not None
         group = group_of(args[operation.group])
@@ -145,7 +149,8 @@ Formula = Callable[..., int]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
-    """Scores and their product with the values; q (b, a, s, d), k and v (b, k, s', d) with as many heads as q or fewer."""
+    """Scores and their product with the values; q (b, a, s, d), k and v (b, k, s', d) with as many
+    heads as q or fewer."""
     return 2 * prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
@@ -155,7 +160,8 @@ def _attention_backward(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any, **
 
 
 def _grouped(a: Tensor, b: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
-    """Each row of the result is one product of a row and one group's matrix: 2 * elements of the result * inner width."""
+    """Each row of the result is one product of a row and one group's matrix: 2 * elements of the
+    result * inner width."""
     # (m, t) by (t, n): the inner axis is divided among the groups
     rows_are_grouped = a.dim() == 2 and b.dim() == 2
     return (
@@ -202,7 +208,8 @@ FORMULAS: dict[Any, Formula] = {
 
 
 def products_of(packet: Any, args: tuple[Any, ...]) -> list[tuple[int, int, int, int]]:
-    """(m, n, k, count) of the matrix products of an operation; empty where it is none, or they stay within a kernel."""
+    """(m, n, k, count) of the matrix products of an operation; empty where it is none, or they stay
+    within a kernel."""
     if packet in (aten.mm, aten._scaled_mm):
         a, b = args[:2]
     elif packet is aten.addmm:

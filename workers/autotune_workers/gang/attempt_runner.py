@@ -1,9 +1,12 @@
-"""Runs attempts: what gangs of ranks and programs on nodes share. They differ in what an attempt is (`Attempt`) and where its processes come from (`Source`).
+"""Runs attempts: what gangs of ranks and programs on nodes share. They differ in what an attempt is
+(`Attempt`) and where its processes come from (`Source`).
 
-One turn: receive the processes' messages, pass them to their attempts, look for a place for those that have none, check the deadlines, take what
-attempts say, give the places of ended ones back, start what waits. The clock that attempts see stands still while nobody polls.
+One turn: receive the processes' messages, pass them to their attempts, look for a place for those
+that have none, check the deadlines, take what attempts say, give the places of ended ones back,
+start what waits. The clock that attempts see stands still while nobody polls.
 
-The wait of one attempt for its place on a cluster that others use, or that has lost nodes. All times in seconds on the runner's clock.
+The wait of one attempt for its place on a cluster that others use, or that has lost nodes. All
+times in seconds on the runner's clock.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ QUEUED_EVERY_S = 5.0
 """time between two `AttemptQueued` of an attempt that waits for its placement"""
 
 OCCUPIED = "other programs use the cluster, or a lost node has not been released yet"
-"""why there is no room on a cluster that is large enough: what ran on a lost node keeps its resources until Ray calls that node dead"""
+"""why there is no room on a cluster that is large enough: what ran on a lost node keeps its
+resources until Ray calls that node dead"""
 
 
 @final
 class PlacementWait:
-    """Ends with a failure when the cluster never was large enough, or when others use it, or nodes are away, for too long."""
+    """Ends with a failure when the cluster never was large enough, or when others use it, or nodes
+    are away, for too long."""
 
     def __init__(self, request: TrialRequest, what: str, now_s: float) -> None:
         """`what`: is to be placed, in words, such as "4 ranks", which may stand after "its"."""
@@ -47,8 +52,9 @@ class PlacementWait:
         shortage: Callable[[], str],
         absence: Callable[[], str],
     ) -> Failure | AttemptQueued | None:
-        """What there is to say of an attempt that has no place yet. `placement_s`: longest wait; `shortage`: why it can never be placed; `absence`:
-        what is missing of nodes that were there."""
+        """What there is to say of an attempt that has no place yet. `placement_s`: longest wait;
+        `shortage`: why it can never be placed; `absence`: what is missing of nodes that were
+        there."""
         waited_s = now_s - self._began_s
         if waited_s >= self._request.measure.start_timeout_s and (why := shortage()):
             return Failure(kind=FailureKind.INVALID, message=why)
@@ -66,7 +72,8 @@ class PlacementWait:
 
 
 LONGEST_TURN_S = 0.5
-"""longest wait for messages in one turn; the attempts' clock advances by at most twice as much between two turns"""
+"""longest wait for messages in one turn; the attempts' clock advances by at most twice as much
+between two turns"""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +81,8 @@ class Place:
     """Where one attempt runs."""
 
     handles: list[Any]
-    """of its processes: `RankHandle`s in the order of their ranks, or `NodeHandle`s in the order of their node ranks"""
+    """of its processes: `RankHandle`s in the order of their ranks, or `NodeHandle`s in the order of
+    their node ranks"""
     token: Any = None
     """by which its source knows it"""
 
@@ -87,7 +95,8 @@ class Source(Protocol):
         """Ranks that can be in use at once."""
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages with the handles of the processes that sent them; waits up to `timeout_s` for the first."""
+        """Messages with the handles of the processes that sent them; waits up to `timeout_s` for
+        the first."""
 
     def is_placed(self, place: Place, /) -> bool:
         """Whether the place is there, so that processes can start; asked until the first yes."""
@@ -155,7 +164,8 @@ class Attempt(Protocol):
         """Looks at the deadlines."""
 
     def events(self) -> list[RunnerEvent]:
-        """Events since the last call, after what it orders is carried out; the last one of all is `AttemptEnded`."""
+        """Events since the last call, after what it orders is carried out; the last one of all is
+        `AttemptEnded`."""
 
 
 Job = TypeVar("Job")
@@ -190,7 +200,8 @@ class AttemptRunner(ABC, Generic[Job, Running]):
 
     @abstractmethod
     def _form(self, job: Job) -> Running | str | None:
-        """The attempt on its place; why it can never have one, in words; None when there is no room now."""
+        """The attempt on its place; why it can never have one, in words; None when there is no room
+        now."""
 
     def _passed_on(self, attempt: Running, event: RunnerEvent) -> RunnerEvent:
         """The event as it is passed on."""
@@ -258,7 +269,8 @@ class AttemptRunner(ABC, Generic[Job, Running]):
         self._launch_what_fits()
 
     def _look_for_place(self, attempt: Running) -> None:
-        """Waits while others use the cluster. A config that asks for more than the cluster has is refused."""
+        """Waits while others use the cluster. A config that asks for more than the cluster has is
+        refused."""
         attempt.placed = self._source.is_placed(attempt.place)
         if attempt.placed:
             return

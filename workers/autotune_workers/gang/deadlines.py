@@ -1,4 +1,5 @@
-"""The deadlines of one attempt: first step, gap between steps, whole trial. All times in seconds on the runner's clock."""
+"""The deadlines of one attempt: first step, gap between steps, whole trial. All times in seconds on
+the runner's clock."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class Deadlines:
         self._launched_s = now_s
         self._progress_s = now_s
         self.setup_s: float | None = None
-        """time from the launch to the beginning of the first step; None before that step was reported"""
+        """time from the launch to the beginning of the first step; None before that step was
+        reported"""
 
     def restart(self, now_s: float) -> None:
         """The time until now does not count: the ranks had no place yet."""
@@ -41,7 +43,8 @@ class Deadlines:
         return min(self._progress_s + gap_s, self._launched_s + measure.trial_timeout_s)
 
     def missed(self, now_s: float, steps: int) -> tuple[FailureKind, str] | None:
-        """Failure and law of a missed deadline; None while the attempt is in time. `steps`: reported so far."""
+        """Failure and law of a missed deadline; None while the attempt is in time. `steps`:
+        reported so far."""
         measure = self._measure
         if now_s - self._launched_s >= measure.trial_timeout_s:
             return (

@@ -7,7 +7,8 @@
     refused    parsers and validators of settings, and batches that do not divide: these count before the first step only, because later ones are about data
     engine     what generates for a post-trainer: vLLM and SGLang
 
-Words of memory in a `ValueError` and its like are advice ("if you run out of memory, ..."), and count for nothing.
+Words of memory in a `ValueError` and its like are advice ("if you run out of memory, ..."), and
+count for nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ DIVERGED_LINE = re.compile(
     rf"|\b(stop|abort|exit|terminat)\w*.{{0,60}}{_NOT_FINITE}",
     re.IGNORECASE,
 )
-"""a line with which a program ends itself, without an exception: `Loss is nan, stopping training`"""
+"""a line with which a program ends itself, without an exception: `Loss is nan, stopping
+training`"""
 
 TIMED_OUT = re.compile(
     r"collective operation timeout|watchdog('s)? (thread )?(got stuck|.{0,40}timeout)|heartbeat\w*.{0,40}tim(ed|e) ?out"
@@ -138,19 +140,24 @@ _BATCH_LAW = re.compile(
     r"|only support equal chunk|is not a multiple of the provided microbatch size",
     re.IGNORECASE,
 )
-"""a batch that the ranks cannot share: verl (`real_train_batch_size (8) must be divisible by minimal possible batch size (16)`, trainer/ppo/ray_trainer.py; `normalized
-ppo_mini_batch_size 3 should be divisible by ...`, verl#833; `rollout world_size: 1 is not divisible by infer_tp: 2`, verl#1191; `only support equal chunk`, EasyR1#44), NeMo-RL (`Data dict
-size (2) is not a multiple of the provided microbatch size (8)`, NeMo-RL#355), TRL (`The global train batch size (7 x 1) must be evenly divisible by the number of generations`,
-open-r1#249), DeepSpeed under OpenRLHF (`train_batch_size is not equal to micro_batch_per_gpu * ...`, OpenRLHF#346)"""
+"""a batch that the ranks cannot share: verl (`real_train_batch_size (8) must be divisible by
+minimal possible batch size (16)`, trainer/ppo/ray_trainer.py; `normalized ppo_mini_batch_size 3
+should be divisible by ...`, verl#833; `rollout world_size: 1 is not divisible by infer_tp: 2`,
+verl#1191; `only support equal chunk`, EasyR1#44), NeMo-RL (`Data dict size (2) is not a multiple of
+the provided microbatch size (8)`, NeMo-RL#355), TRL (`The global train batch size (7 x 1) must be
+evenly divisible by the number of generations`, open-r1#249), DeepSpeed under OpenRLHF
+(`train_batch_size is not equal to micro_batch_per_gpu * ...`, OpenRLHF#346)"""
 _SHORT_LIMIT = re.compile(r"max_token_len must be greater than the sequence length")
-"""verl's micro-batches by tokens, which the longest sequence of any later step must fit (utils/seqlen_balancing.py, Trinity-RFT#398)"""
+"""verl's micro-batches by tokens, which the longest sequence of any later step must fit
+(utils/seqlen_balancing.py, Trinity-RFT#398)"""
 _ENGINE_MEMORY = re.compile(
     r"no available memory for the cache"
     r"|KV cache is ?needed, which is larger than the available KV cache memory"
     r"|free memory on device .{0,60}on startup is less than desired GPU memory utilization",
     re.IGNORECASE,
 )
-"""vLLM beside the trainer: no room for its cache (vllm#10439, v1/core/kv_cache_utils.py), or for its share when it starts (v1/worker/gpu_worker.py)"""
+"""vLLM beside the trainer: no room for its cache (vllm#10439, v1/core/kv_cache_utils.py), or for
+its share when it starts (v1/worker/gpu_worker.py)"""
 _ENGINE_ECHO = re.compile(
     r"Engine core initialization failed|EngineCore encountered an issue|Engine core proc \S+ died unexpectedly"
 )
@@ -197,8 +204,8 @@ class Judged(NamedTuple):
 
 
 def judged(name: str, text: str, *, code: str = "", is_started: bool = False) -> Judged | None:
-    """What the exception says by itself; None where only its circumstances can tell. `code`: the line that raised it; `is_started`: whether a step
-    was done before."""
+    """What the exception says by itself; None where only its circumstances can tell. `code`: the
+    line that raised it; `is_started`: whether a step was done before."""
     short = name.rpartition(".")[2].rpartition(":")[2]
     is_trusted = short not in _OF_PROGRAMMERS
     if _NO_SIZE.search(text):

@@ -1,8 +1,10 @@
 """Evidence -> failure: pure functions that tell apart why an attempt failed.
 
-A failure has one primary cause and many consequences: when one rank runs out of memory, its peers only see a broken connection. The evidence
-of all ranks is therefore weighed together, and the strongest class wins (`WEIGHTS`): a trainer's own verdict, exhausted memory, a dead
-process, an exception, one that a collective raised, a collective that timed out, and last the echo "a peer is gone".
+A failure has one primary cause and many consequences: when one rank runs out of memory, its peers
+only see a broken connection. The evidence of all ranks is therefore weighed together, and the
+strongest class wins (`WEIGHTS`): a trainer's own verdict, exhausted memory, a dead process, an
+exception, one that a collective raised, a collective that timed out, and last the echo "a peer is
+gone".
 """
 
 from __future__ import annotations
@@ -87,10 +89,12 @@ def place(rank: int | None, step: int | None, phase: str, verb: str = "") -> str
 
 
 def divergence(losses: Sequence[float], vocab_size: int) -> str:
-    """Why the last of these losses (nats per token) ends a trial as diverged; empty when it does not.
+    """Why the last of these losses (nats per token) ends a trial as diverged; empty when it does
+    not.
 
-    Exploded is a loss above `EXPLOSION_FACTOR` times that of guessing, or of the first loss if that is more, `EXPLODED_STEPS` times in a row. A loss that
-    is no cross entropy and begins below 0 says nothing.
+    Exploded is a loss above `EXPLOSION_FACTOR` times that of guessing, or of the first loss if that
+    is more, `EXPLODED_STEPS` times in a row. A loss that is no cross entropy and begins below 0
+    says nothing.
     """
     guess = math.log(vocab_size)
     limit, recent = EXPLOSION_FACTOR * max(guess, losses[0]), losses[-EXPLODED_STEPS:]
@@ -103,7 +107,8 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """A pipeline stage wraps what it meets in a RuntimeError; memory and shape errors are told apart by their own type."""
+    """A pipeline stage wraps what it meets in a RuntimeError; memory and shape errors are told
+    apart by their own type."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -112,8 +117,9 @@ def root_cause(error: BaseException) -> BaseException:
 def of_exception(
     report: Mapping[str, Any], *, rank: int | None, phase: str = "", log_tail: Sequence[str] = ()
 ) -> Evidence:
-    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, `code` (the line that raised it), and `failure` when the trainer
-    named it itself; `waited`: whether it came while the rank waited for its peers; `aborted`: whether the rank had been told to break off its
+    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, `code` (the
+    line that raised it), and `failure` when the trainer named it itself; `waited`: whether it came
+    while the rank waited for its peers; `aborted`: whether the rank had been told to break off its
     collectives before."""
     step = report.get("step")
     where = place(rank, step, phase)
@@ -195,11 +201,13 @@ def of_death(
     why: str = "",
     is_explained: bool = False,
 ) -> Evidence:
-    """Evidence of a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known;
-    `is_explained`: whether its log has said why, so that words in its last lines say nothing more.
+    """Evidence of a process that is gone. `code`: exit status, negative for a signal, None when
+    nobody knows; `why`: what else is known; `is_explained`: whether its log has said why, so that
+    words in its last lines say nothing more.
 
-    `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. An unprivileged process cannot read which process
-    it killed, so a SIGKILL (or a launcher's log line about one) at the same time is attributed to it: an inference.
+    `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. An
+    unprivileged process cannot read which process it killed, so a SIGKILL (or a launcher's log line
+    about one) at the same time is attributed to it: an inference.
     """
     where, tail = place(rank, step, phase), tuple(log_tail)
     text = "\n".join(tail)
@@ -261,13 +269,14 @@ def of_death(
 
 
 def died_of(code: int) -> int:
-    """The signal, as a negative number, that an exit status passes on: shells end with 128 + n, Python's launchers by `sys.exit(-n)`, which is 256 - n.
-    Any other status as it is."""
+    """The signal, as a negative number, that an exit status passes on: shells end with 128 + n,
+    Python's launchers by `sys.exit(-n)`, which is 256 - n. Any other status as it is."""
     return next((-number for number in _FATAL if code in (128 + number, 256 - number)), code)
 
 
 def follows(evidence: Evidence, earlier: Iterable[Evidence], *, has_aborted: bool) -> bool:
-    """Whether a death comes of what went before: of an exception of another rank, or of our own abort, which NCCL's watchdog answers by SIGABRT."""
+    """Whether a death comes of what went before: of an exception of another rank, or of our own
+    abort, which NCCL's watchdog answers by SIGABRT."""
     if evidence.weight != "death":
         return False
     raised = any(e.weight == "exception" and e.rank != evidence.rank for e in earlier)

@@ -1,12 +1,14 @@
-"""One attempt on a gang of ranks, as a state machine: messages and time in, orders and events out. No clock, no I/O.
+"""One attempt on a gang of ranks, as a state machine: messages and time in, orders and events out.
+No clock, no I/O.
 
     READY      waits until every rank is up            -> RUNNING
     RUNNING    rank 0 opens the store, all train       -> ENDING when all are done, one fails, a deadline passes, or it is cancelled
     ENDING     stop -> abort -> SIGTERM -> SIGKILL     -> OVER when every rank is idle again or gone
 
-Time is handed in as seconds on the runner's own clock, which stands still while nobody polls: a caller that was busy elsewhere
-never makes a healthy trial late. The verdict is given once all evidence is in (see `failure_kind`), and the end is announced only when
-every rank is idle or gone. `ladder` ends an attempt, `deadlines` tells when it is late, `members` what is known of each rank.
+Time is handed in as seconds on the runner's own clock, which stands still while nobody polls: a
+caller that was busy elsewhere never makes a healthy trial late. The verdict is given once all
+evidence is in (see `failure_kind`), and the end is announced only when every rank is idle or gone.
+`ladder` ends an attempt, `deadlines` tells when it is late, `members` what is known of each rank.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class GangPhase(StrEnum):
 
 
 class Gang:
-    """The life of one attempt. Feed it `hear`, `lose`, `cancel` and `tick`; take `orders` and `events` after each."""
+    """The life of one attempt. Feed it `hear`, `lose`, `cancel` and `tick`; take `orders` and
+    `events` after each."""
 
     def __init__(
         self,
@@ -57,7 +60,8 @@ class Gang:
         begun: Collection[int] = (),
         joined: Collection[int] = (),
     ) -> None:
-        """`run`: number of this launch, carried by its messages. `faults`: plain values, injected by the ranks for tests. `begun`, `joined`: see `adopted`."""
+        """`run`: number of this launch, carried by its messages. `faults`: plain values, injected
+        by the ranks for tests. `begun`, `joined`: see `adopted`."""
         self.request = request
         self.size = request.config.world_size
         self.phase = GangPhase.READY
@@ -91,8 +95,9 @@ class Gang:
         begun: Collection[int],
         joined: Collection[int],
     ) -> Gang:
-        """Takes over an attempt that another runner launched. Ranks in `begun` run it, and repeat their messages; those in `joined` know the
-        store. Orders that the other runner did not give are given now. Deadlines begin anew."""
+        """Takes over an attempt that another runner launched. Ranks in `begun` run it, and repeat
+        their messages; those in `joined` know the store. Orders that the other runner did not give
+        are given now. Deadlines begin anew."""
         gang = cls(request, now_s=now_s, run=run, patience=patience, begun=begun, joined=joined)
         for member in gang._members:
             member.ready = True
@@ -177,8 +182,9 @@ class Gang:
         why: str = "",
         host_lost: bool = False,
     ) -> None:
-        """The process of that rank is gone. That is no evidence after our own signal, unless its host went too (`code` None). `host_lost`: the host went by
-        itself, so that it is the cause of whatever else was found."""
+        """The process of that rank is gone. That is no evidence after our own signal, unless its
+        host went too (`code` None). `host_lost`: the host went by itself, so that it is the cause
+        of whatever else was found."""
         member = self._members[rank]
         if member.gone:
             return
@@ -330,7 +336,8 @@ class Gang:
             )
 
     def _blame(self, now_s: float) -> None:
-        """Names the rank that holds the others up, and ends it first: its peers then wake up from their collective and stay warm."""
+        """Names the rank that holds the others up, and ends it first: its peers then wake up from
+        their collective and stay warm."""
         if (found := culprit(self._members, now_s, self._patience.silent_s)) is None:
             return
         rank, how, is_silent = found

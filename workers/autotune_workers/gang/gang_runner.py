@@ -1,4 +1,5 @@
-"""Runs attempts on gangs: what the `local` and the `ray` runner share. They differ only in where ranks come from (`RankPools`).
+"""Runs attempts on gangs: what the `local` and the `ray` runner share. They differ only in where
+ranks come from (`RankPools`).
 
 Rank pools: the ranks of one attempt as a runner sees them, and the protocol of what provides them.
 
@@ -56,11 +57,12 @@ class RankHandle(Protocol):
 
 
 class RankPools(Source, Protocol):
-    """Where rank pools come from, and where they go after an attempt; ranks that are not `healthy` are replaced. `gone` is a rank's last message."""
+    """Where rank pools come from, and where they go after an attempt; ranks that are not `healthy`
+    are replaced. `gone` is a rank's last message."""
 
     def form(self, placement: Placement, study: str) -> Place | None:
-        """A pool of ranks placed like this, warm where possible; its ranks may still be starting. None when there are not enough free ranks now.
-        `study`: part of the name of a new one."""
+        """A pool of ranks placed like this, warm where possible; its ranks may still be starting.
+        None when there are not enough free ranks now. `study`: part of the name of a new one."""
 
 
 NATIVE = "native"
@@ -152,7 +154,8 @@ class GangAttempt:
         ]
 
     def _seat_by_node(self) -> None:
-        """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
+        """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups
+        belong."""
         hosts = [h.address for h in self.place.handles]
         self.place.handles.sort(key=lambda h: hosts.index(h.address))
         self._rank_of = {handle: rank for rank, handle in enumerate(self.place.handles)}
@@ -206,7 +209,8 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
             )
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when
+        nothing can be run."""
         self.check(request)
         self._refuse_known(request.id)
         self._enqueue(request.id, request)
@@ -230,7 +234,8 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
         return GangAttempt(gang, placement, pool, self._now_s)
 
     def _take_over(self, pool: Place, gang: Gang, run: int) -> None:
-        """Goes on with an attempt that another runner launched on this pool, with launch number `run`."""
+        """Goes on with an attempt that another runner launched on this pool, with launch number
+        `run`."""
         self._launches = max(self._launches, run)
         running = GangAttempt(
             gang, place(gang.request.workload.cluster, gang.request.config), pool, self._now_s

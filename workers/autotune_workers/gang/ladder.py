@@ -1,4 +1,5 @@
-"""The ladder by which an attempt is ended: what is asked of its ranks, rung by rung, until every one is idle again or gone.
+"""The ladder by which an attempt is ended: what is asked of its ranks, rung by rung, until every
+one is idle again or gone.
 
     where       asks the ranks of a hung trial where they are, as evidence
     stop        asks them to end after their step          clean-up   waits for ranks that end by themselves
@@ -6,8 +7,8 @@
     terminate   SIGTERM                                    kill       SIGKILL
     give up     nothing helps: the process is stuck in the kernel
 
-Before the ranks run, an attempt ends by `leave` (ranks that are starting go on starting) or `give back` (ranks that have not started are
-replaced).
+Before the ranks run, an attempt ends by `leave` (ranks that are starting go on starting) or `give
+back` (ranks that have not started are replaced).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from autotune_workers.gang.wire import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long the ladder waits on each rung, when a rank counts as frozen, and how long a gang may wait for its placement. Seconds."""
+    """How long the ladder waits on each rung, when a rank counts as frozen, and how long a gang may
+    wait for its placement. Seconds."""
 
     silent_s: float = 5.0
     """without a heartbeat (one per second) a rank counts as frozen in the evidence"""
@@ -42,7 +44,8 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """What the ranks that are still busy are told, and what comes next when they are not idle or gone by then."""
+    """What the ranks that are still busy are told, and what comes next when they are not idle or
+    gone by then."""
 
     commands: tuple[str, ...] = ()
     """messages"""
@@ -77,7 +80,8 @@ class Ladder:
     def __init__(
         self, members: list[Member], *, run: int, patience: Patience, clean_up_s: float
     ) -> None:
-        """`run`: number of the launch, which every message carries; `clean_up_s`: time for `clean-up`."""
+        """`run`: number of the launch, which every message carries; `clean_up_s`: time for
+        `clean-up`."""
         self._members, self._run = members, run
         self._lasts_s = {
             "where": patience.evidence_s,
@@ -115,7 +119,8 @@ class Ladder:
         return RUNGS[self.rung].then if now_s >= self.until_s else ""
 
     def step_on(self, rung: str, now_s: float) -> list[int]:
-        """Gives the orders of that rung to the ranks that are still busy, and sets the time for the next. Returns the ranks that it gives up."""
+        """Gives the orders of that rung to the ranks that are still busy, and sets the time for the
+        next. Returns the ranks that it gives up."""
         if rung in ("leave", "give back"):
             for member in self._members:
                 member.idle = not member.gone and (member.ready or rung == "leave")

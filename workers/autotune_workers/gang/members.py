@@ -57,8 +57,9 @@ def culprit(
 ) -> tuple[int, str, bool] | None:
     """The rank that holds the others up, how, and whether it is silent. None when all are over.
 
-    The first that is found: a rank without a heartbeat for `silent_s`; one that has not come to a collective which others of its group have begun,
-    and waits for nobody itself; one that computes while others wait; the one that has begun the fewest micro-batches.
+    The first that is found: a rank without a heartbeat for `silent_s`; one that has not come to a
+    collective which others of its group have begun, and waits for nobody itself; one that computes
+    while others wait; the one that has begun the fewest micro-batches.
     """
     busy = [r for r, m in enumerate(members) if not m.over]
     silent = [r for r in busy if now_s - members[r].heard_s >= silent_s]
@@ -84,7 +85,8 @@ def culprit(
 
 
 def behind(collectives: Mapping[int, Mapping[str, int]]) -> dict[int, int]:
-    """The ranks that have not come to a collective which others of a group have begun, and wait for nobody themselves; how many wait.
+    """The ranks that have not come to a collective which others of a group have begun, and wait for
+    nobody themselves; how many wait.
 
     `collectives`: that each rank has begun, by process group.
     """
@@ -105,7 +107,8 @@ def behind(collectives: Mapping[int, Mapping[str, int]]) -> dict[int, int]:
 
 
 def waits(file: str, line: str) -> bool:
-    """Whether a thread whose innermost frame is this line of source waits for a peer or for its device, rather than computes."""
+    """Whether a thread whose innermost frame is this line of source waits for a peer or for its
+    device, rather than computes."""
     return bool(_WAITING_FILES.search(file) or _WAITING_CALLS.search(line))
 
 

@@ -38,7 +38,8 @@ class StepSeries:
         )
 
     def so_far(self, first_step_s: float | None) -> Measurement | None:
-        """What a trial that failed had measured; None when it never left the warm-up. `first_step_s`: set-up time, s."""
+        """What a trial that failed had measured; None when it never left the warm-up.
+        `first_step_s`: set-up time, s."""
         warmup = self._request.measure.warmup_steps
         if len(self) <= warmup:
             return None

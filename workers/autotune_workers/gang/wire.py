@@ -3,9 +3,10 @@
     runner -> rank   {"command": "run" | "store" | "stop" | "abort" | "where" | "exit", ...}
     rank -> runner   {"event": "ready" | "store" | "heartbeat" | "step" | "done" | "failed" | "idle" | "where" | "gone", ...}
 
-Every message about a trial carries `run`, the number of the launch on this gang, so that late messages can be told apart. A float that
-is not finite is written as Python's json writes it (NaN, Infinity): both ends are of one release. `autotune.spec.plain` turns values into
-plain ones and back.
+Every message about a trial carries `run`, the number of the launch on this gang, so that late
+messages can be told apart. A float that is not finite is written as Python's json writes it (NaN,
+Infinity): both ends are of one release. `autotune.spec.plain` turns values into plain ones and
+back.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Lines:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[Message]:
-        """The messages that are complete now. Raises `ValueError` for a line that is not JSON, or too long."""
+        """The messages that are complete now. Raises `ValueError` for a line that is not JSON, or
+        too long."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ValueError(f"a message exceeds {MAX_LINE_BYTES} bytes")

@@ -1,7 +1,8 @@
-"""Imports the function that builds a model and calls it. What goes wrong there is told with the line of the user's file.
+"""Imports the function that builds a model and calls it. What goes wrong there is told with the
+line of the user's file.
 
-The module is imported from `ModelCode.folder` where that exists, else from the working folder: on another machine of a Ray cluster the program's files
-lie where Ray unpacked them.
+The module is imported from `ModelCode.folder` where that exists, else from the working folder: on
+another machine of a Ray cluster the program's files lie where Ray unpacked them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from autotune_workers.own_model.users_line import said
 
 
 def build(model: ModelSpec) -> BuiltModel:
-    """The model of `ModelSpec.code`, on the default device. Raises `ConfigError` with the user's line that failed, and a remedy."""
+    """The model of `ModelSpec.code`, on the default device. Raises `ConfigError` with the user's
+    line that failed, and a remedy."""
     code = model.code
     assert code is not None, "catalog shapes use the built-in decoder"
     if not code.module:
@@ -59,7 +61,8 @@ def build_without_memory(model: ModelSpec) -> BuiltModel:
 
 
 def find_builder(code: ModelCode) -> Callable[..., Any]:
-    """The function that the code names. Raises `ConfigError` when it cannot be imported or is none."""
+    """The function that the code names. Raises `ConfigError` when it cannot be imported or is
+    none."""
     module_name, _, path = code.module.partition(":")
     folder = code.folder if code.folder and Path(code.folder).is_dir() else str(Path.cwd())
     if folder not in sys.path:

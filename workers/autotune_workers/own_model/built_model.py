@@ -7,21 +7,25 @@ pp_split   names of the modules before which the model may be cut, or (model, st
 layers     names of the repeated blocks; the longest ModuleList where they are not given
 shapes     fields of `ModelSpec` by name, where laws and formulas need them
 
-The repeated layers of a module: what is recomputed, compiled, gathered and dealt to pipeline stages one by one.
+The repeated layers of a module: what is recomputed, compiled, gathered and dealt to pipeline stages
+one by one.
 
 transformers' own class of a config.json, with random weights in fp32.
 
-The class is the one that the file names under `architectures`; where it names none, that of causal language models for its `model_type`. The
-plans are the class's own: `_tp_plan`, and a cut before every layer where it has a `_pp_plan`.
+The class is the one that the file names under `architectures`; where it names none, that of causal
+language models for its `model_type`. The plans are the class's own: `_tp_plan`, and a cut before
+every layer where it has a `_pp_plan`.
 
-The plan of a model for tensor parallelism: which modules are cut, and how, by the names that transformers uses.
+The plan of a model for tensor parallelism: which modules are cut, and how, by the names that
+transformers uses.
 
     colwise                        the outputs of a Linear are cut and stay so      colwise_gather_output, colwise_rep   ... and are gathered again
     rowwise                        the inputs are cut, the outputs are summed       rowwise_split_input, rowwise_rep     ... of an input that is whole
     embedding_rowwise              the vocabulary of an Embedding is cut            replicated_with_grad_allreduce       whole weights that see cut inputs
     replicate                      nothing is cut
 
-A key is the name of a module, or a pattern where `*` stands for one part of it: "layers.*.mlp.up_proj". A torch `ParallelStyle` is taken as it is.
+A key is the name of a module, or a pattern where `*` stands for one part of it:
+"layers.*.mlp.up_proj". A torch `ParallelStyle` is taken as it is.
 """
 
 from __future__ import annotations
@@ -42,12 +46,14 @@ from autotune.spec.hugging_face.alike import as_alike
 
 
 def block_names(built: BuiltModel) -> tuple[str, ...]:
-    """Names of the repeated blocks, in the order in which they run; `repeated_blocks` where the builder named none."""
+    """Names of the repeated blocks, in the order in which they run; `repeated_blocks` where the
+    builder named none."""
     return built.layers or repeated_blocks(built.model)
 
 
 def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
-    """Those of the longest ModuleList; of a class of transformers with other towers, of its language model, which may have fewer blocks than a tower."""
+    """Those of the longest ModuleList; of a class of transformers with other towers, of its
+    language model, which may have fewer blocks than a tower."""
     language = language_config(module)
     if language is not None:
         for prefix, part in module.named_modules():
@@ -57,7 +63,8 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
 
 
 def language_config(module: nn.Module) -> Any:
-    """The config of the language model inside a class of transformers with other towers; None where the module is no such class."""
+    """The config of the language model inside a class of transformers with other towers; None where
+    the module is no such class."""
     config: Any = getattr(module, "config", None)
     if not hasattr(config, "get_text_config"):
         return None
@@ -66,7 +73,8 @@ def language_config(module: nn.Module) -> Any:
 
 
 def longest_list(module: nn.Module) -> tuple[str, ...]:
-    """Names of the entries of the longest ModuleList (or Sequential of equal modules) that is not inside another's entry; empty where there is none."""
+    """Names of the entries of the longest ModuleList (or Sequential of equal modules) that is not
+    inside another's entry; empty where there is none."""
     longest: tuple[str, ...] = ()
     for name, inner in module.named_modules():
         repeated = isinstance(inner, nn.ModuleList) or (
@@ -124,7 +132,8 @@ class BuiltModel:
 
 
 def built_model(returned: Any, by: str) -> BuiltModel:
-    """What the function `by` returned, checked. Raises `ConfigError` that says what is wrong with it."""
+    """What the function `by` returned, checked. Raises `ConfigError` that says what is wrong with
+    it."""
     if isinstance(returned, nn.Module):
         return BuiltModel(model=returned)
     if not isinstance(returned, Mapping):
@@ -199,7 +208,8 @@ def _wrong(by: str, what: str, remedy: str = "") -> ConfigError:
 
 
 def build_class(model: ModelSpec) -> BuiltModel:
-    """The model of `ModelSpec.source`, on the default device. Raises `ConfigError` for what transformers does not build."""
+    """The model of `ModelSpec.source`, on the default device. Raises `ConfigError` for what
+    transformers does not build."""
     try:
         import transformers
     except ImportError as error:
@@ -250,7 +260,8 @@ def with_own_plans(built: BuiltModel) -> BuiltModel:
 
 
 def is_transformers(module: nn.Module) -> bool:
-    """Whether it is a class of transformers, which takes `input_ids` and `labels`. Imports nothing."""
+    """Whether it is a class of transformers, which takes `input_ids` and `labels`. Imports
+    nothing."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
 
 
@@ -293,7 +304,8 @@ STYLES = (
 
 
 def planned(built: BuiltModel) -> Mapping[str, Any]:
-    """The style of each module that the plan names, by the module's name, in the order of the model."""
+    """The style of each module that the plan names, by the module's name, in the order of the
+    model."""
     patterns = [(re.compile(_expression(key)), style) for key, style in built.tp_plan.items()]
     found: dict[str, Any] = {}
     for name, _ in built.model.named_modules():
@@ -304,7 +316,8 @@ def planned(built: BuiltModel) -> Mapping[str, Any]:
 
 
 def check_plan(built: BuiltModel) -> None:
-    """Raises `ConfigError` for a style that is not known, and for a pattern that no module matches."""
+    """Raises `ConfigError` for a style that is not known, and for a pattern that no module
+    matches."""
     names = [name for name, _ in built.model.named_modules()]
     parameters = [name for name, _ in built.model.named_parameters()]
     for key, style in built.tp_plan.items():

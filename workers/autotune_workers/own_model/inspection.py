@@ -1,13 +1,18 @@
-"""What only a model's code can tell: its shape, parameters, plans and fingerprint. It is built for that, on the meta device where it can be.
+"""What only a model's code can tell: its shape, parameters, plans and fingerprint. It is built for
+that, on the meta device where it can be.
 
-Shapes are, in this order: those that the builder gives (`shapes`), those of the module's transformers config, what can be counted (repeated blocks, rows
-and width of the first embedding, and whether an output projection shares it). The rest are those of a decoder with the same number of weights, and are named in `ModelCode.guessed`: formulas come near with them, and no law
-relies on them.
+Shapes are, in this order: those that the builder gives (`shapes`), those of the module's
+transformers config, what can be counted (repeated blocks, rows and width of the first embedding,
+and whether an output projection shares it). The rest are those of a decoder with the same number of
+weights, and are named in `ModelCode.guessed`: formulas come near with them, and no law relies on
+them.
 
-What is told is held against the weights that were built. Where the shape has other weights, its layers are counted by kind (`layer_kinds`), and what lies
-outside of the language model is `ModelCode.other_parameters`.
+What is told is held against the weights that were built. Where the shape has other weights, its
+layers are counted by kind (`layer_kinds`), and what lies outside of the language model is
+`ModelCode.other_parameters`.
 
-The repeated layers of a module by kind, and the shape of a decoder with the same weights, kind by kind.
+The repeated layers of a module by kind, and the shape of a decoder with the same weights, kind by
+kind.
 
     D   weights of a layer without its routed experts, averaged over its kinds          A, N   weights of attention and norms of the shape
     E   routed experts of a layer          X   weights of all of them          h   hidden size          3 h f   weights of a gated MLP of width f
@@ -16,10 +21,12 @@ The repeated layers of a module by kind, and the shape of a decoder with the sam
     shared width          f = (D - A - N - h E) / (3 h)      of layers with experts
     dense width           f = (D - A - N) / (3 h)            of layers without
 
-What a mixer of another kind (state space, linear attention, convolution) has more than attention is in the width of the MLP: matmul FLOPs follow from
-weights, so they are right too. Neglected: rounding to whole widths, at most 1.5 h weights a layer.
+What a mixer of another kind (state space, linear attention, convolution) has more than attention is
+in the width of the MLP: matmul FLOPs follow from weights, so they are right too. Neglected:
+rounding to whole widths, at most 1.5 h weights a layer.
 
-Digest of what decides which model is built: the user's code, its arguments, and the releases of the packages that it uses.
+Digest of what decides which model is built: the user's code, its arguments, and the releases of the
+packages that it uses.
 """
 
 from __future__ import annotations
@@ -58,7 +65,8 @@ _GATE = 3
 
 
 def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
-    """The blocks by what they are made of, in the order of their first appearance. Weights that two blocks share count in the first."""
+    """The blocks by what they are made of, in the order of their first appearance. Weights that two
+    blocks share count in the first."""
     seen: set[int] = set()
     groups: dict[tuple[Any, ...], int] = {}
     for block in blocks:
@@ -90,8 +98,9 @@ def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
 
 
 def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Fields of a decoder with the weights of these layers. `told`: hidden_size and vocab_size, and what else is known. None where no decoder has so few
-    weights a layer, or nothing tells how many experts there are or a token visits."""
+    """Fields of a decoder with the weights of these layers. `told`: hidden_size and vocab_size, and
+    what else is known. None where no decoder has so few weights a layer, or nothing tells how many
+    experts there are or a token visits."""
     hidden = int(told["hidden_size"])
     with_experts = [kind for kind in kinds if kind.expert_parameters]
     without = [kind for kind in kinds if not kind.expert_parameters]
@@ -161,7 +170,8 @@ def _width(weights: float, hidden: int) -> int:
 
 
 def _attends(block: nn.Module) -> bool:
-    """Whether a module inside computes scores of tokens: it is called attention, and no other kind of mixer."""
+    """Whether a module inside computes scores of tokens: it is called attention, and no other kind
+    of mixer."""
     return any(
         ("attention" in name or name.endswith("attn"))
         and not any(word in name for word in (*_OTHER_MIXERS, "norm"))
@@ -180,7 +190,8 @@ _ALWAYS = ("torch", "transformers")
 
 
 def code_fingerprint(model: ModelSpec, loaded: Iterable[str]) -> str:
-    """Of the model's code; `loaded`: names of the modules that its import and its building brought in."""
+    """Of the model's code; `loaded`: names of the modules that its import and its building brought
+    in."""
     assert model.code is not None
     names = set(loaded)
     packages = {name.partition(".")[0] for name in names} | set(_ALWAYS)
@@ -191,7 +202,8 @@ def code_fingerprint(model: ModelSpec, loaded: Iterable[str]) -> str:
 
 
 def _digests(names: Iterable[str], code: ModelCode) -> list[list[str]]:
-    """Name and digest of each loaded file of the user's: those in the spec's folder, and those of the builder's own package."""
+    """Name and digest of each loaded file of the user's: those in the spec's folder, and those of
+    the builder's own package."""
     own = code.module.partition(":")[0].partition(".")[0]
     found = []
     for name in sorted(names):
@@ -220,7 +232,8 @@ _TOKENS = "input_ids"
 
 
 def _takes(built: BuiltModel) -> str:
-    """What a class of transformers takes in place of tokens; empty for tokens and for other models."""
+    """What a class of transformers takes in place of tokens; empty for tokens and for other
+    models."""
     is_open = built.input is None and is_transformers(built.model)
     main = str(getattr(built.model, "main_input_name", _TOKENS)) if is_open else _TOKENS
     return "" if main == _TOKENS else main
@@ -229,11 +242,13 @@ def _takes(built: BuiltModel) -> str:
 _GUESSED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size")
 """fields that every model needs, and that are guessed where nothing tells them"""
 NEAR = 0.01
-"""share of the weights within which a shape is that of the module: biases, norms and small factors that no shape has"""
+"""share of the weights within which a shape is that of the module: biases, norms and small factors
+that no shape has"""
 
 
 def inspect(model: ModelSpec) -> ModelSpec:
-    """The model with what its code tells. Runs that code here: call it in a process of its own. Raises `DryRunError` with the line that failed."""
+    """The model with what its code tells. Runs that code here: call it in a process of its own.
+    Raises `DryRunError` with the line that failed."""
     before = set(sys.modules)
     try:
         built = with_own_plans(build_without_memory(model))
@@ -280,8 +295,9 @@ def inspect(model: ModelSpec) -> ModelSpec:
 def _shape(
     built: BuiltModel, told: dict[str, Any], kinds: Sequence[LayerKind], total: int
 ) -> tuple[dict[str, Any], int]:
-    """Fields of `ModelSpec`, and weights that lie outside of them. What is told, where it has the weights that were built, or where the builder says it
-    (`shapes`); else the decoder of the same layers by kind; else one of as many weights."""
+    """Fields of `ModelSpec`, and weights that lie outside of them. What is told, where it has the
+    weights that were built, or where the builder says it (`shapes`); else the decoder of the same
+    layers by kind; else one of as many weights."""
     is_told = all(name in told for name in _GUESSED)
     shape = _weights(told) if is_told else 0
     if is_told and (built.shapes or abs(shape - total) <= NEAR * total):
@@ -350,7 +366,8 @@ def _told(built: BuiltModel) -> dict[str, Any]:
 
 
 def _config_fields(module: nn.Module) -> dict[str, Any]:
-    """Of the module's transformers config: by its family, or the sizes alone where the family is not known."""
+    """Of the module's transformers config: by its family, or the sizes alone where the family is
+    not known."""
     config = getattr(module, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return {}
@@ -379,8 +396,10 @@ def _is_size(value: Any) -> bool:
 
 
 def _like_a_decoder(built: BuiltModel, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told, and the other sizes of a decoder with the same number of weights, as `ModelSpec` counts them. A width that nothing tells is a multiple of the heads,
-    and that of 12 h^2 weights in each of L layers, with an embedding and an output projection of V h each; the width of the MLP makes up for the rest."""
+    """What is told, and the other sizes of a decoder with the same number of weights, as
+    `ModelSpec` counts them. A width that nothing tells is a multiple of the heads, and that of 12
+    h^2 weights in each of L layers, with an embedding and an output projection of V h each; the
+    width of the MLP makes up for the rest."""
     layers, vocabulary, heads = (
         int(told.get(n, 1)) for n in ("num_layers", "vocab_size", "num_attention_heads")
     )

@@ -1,4 +1,5 @@
-"""The line of the user's own code: that an error came by, or that runs now. Frames of autotune, installed packages and the standard library are none."""
+"""The line of the user's own code: that an error came by, or that runs now. Frames of autotune,
+installed packages and the standard library are none."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _DUMPED = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 
 
 def said(error: BaseException) -> str:
-    """The error with the last line of the user's own code on its way: `ValueError: bad width (model.py:12)`."""
+    """The error with the last line of the user's own code on its way: `ValueError: bad width
+    (model.py:12)`."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}".rstrip(": ")
     place = user_line(error)
     return f"{text} ({place})" if place else text
@@ -34,12 +36,14 @@ def user_line(error: BaseException) -> str:
 
 
 def running_line(frame: FrameType | None = None) -> str:
-    """FILE:LINE of the user's code that runs now, in this thread or in the frame of another; empty where none does."""
+    """FILE:LINE of the user's code that runs now, in this thread or in the frame of another; empty
+    where none does."""
     return _innermost(traceback.extract_stack(frame))
 
 
 def dumped_line(text: str) -> str:
-    """FILE:LINE of the user's code in what `faulthandler` wrote of a process that died, which lists the most recent call first; empty where there is none."""
+    """FILE:LINE of the user's code in what `faulthandler` wrote of a process that died, which lists
+    the most recent call first; empty where there is none."""
     _, _, current = text.rpartition("Current thread ")
     own = [f"{file}:{line}" for file, line in _DUMPED.findall(current) if not _is_ours(file)]
     return own[0] if own else ""

@@ -9,8 +9,9 @@ injected/             what is copied into a folder on PYTHONPATH of the program:
     parsed_options.py the options that the program's parser has, where they are asked for; `parsers.py`: the libraries of parsers
 probe_folder.py       the keeper's side: makes the folder, reads the reports, puts files back, removes the folder
 
-Nothing of it ever raises into the program; whatever goes wrong is reported once and ends the watching. Processes that take no optimizer step
-(launchers, workers of data loaders, compilers) report files alone.
+Nothing of it ever raises into the program; whatever goes wrong is reported once and ends the
+watching. Processes that take no optimizer step (launchers, workers of data loaders, compilers)
+report files alone.
 
     torch     {"pid", "rank", "version"}                                torch was imported by this process
     step      {"pid", "rank", "steps": [...], "peak": ..., "reserved"}  steps that are done, see `training.Steps`

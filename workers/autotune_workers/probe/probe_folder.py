@@ -1,12 +1,15 @@
-"""The keeper's side of the probe, for one attempt on one node: a folder with the probe's code and its reports. Imports the standard library only.
+"""The keeper's side of the probe, for one attempt on one node: a folder with the probe's code and
+its reports. Imports the standard library only.
 
     CODE/sitecustomize.py, CODE/autotune_probe/   copies, so that a program of another user, or of another Python, can read them
     REPORTS/PID.jsonl                             what each process says (`channel`)
     REPORTS/kept/PID.jsonl                        the journal of what is kept of the user's while the program changes it (`injected.written_files`)
 
-Files of attempts whose keeper was killed are put back by whoever comes next on this machine (`put_back_abandoned`), which also removes their folders.
+Files of attempts whose keeper was killed are put back by whoever comes next on this machine
+(`put_back_abandoned`), which also removes their folders.
 
-The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe out.
+The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe
+out.
 """
 
 from __future__ import annotations
@@ -108,7 +111,8 @@ class ProbeFolder:
         keeps_files: bool,
         has_several_nodes: bool = False,
     ) -> dict[str, str]:
-        """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept; `has_several_nodes`: whether others may keep it."""
+        """What the program's environment gets. `keeps_files`: whether what was there before the
+        trial is kept; `has_several_nodes`: whether others may keep it."""
         path = environment.get("PYTHONPATH", "")
         return {
             "PYTHONPATH": f"{self._code}{os.pathsep}{path}" if path else str(self._code),
@@ -125,15 +129,17 @@ class ProbeFolder:
         return self._reader.read()
 
     def note_open(self, pids: Iterable[int]) -> None:
-        """Writes down which files these processes, which are about to be ended, have been writing until now."""
+        """Writes down which files these processes, which are about to be ended, have been writing
+        until now."""
         paths = {line[2] for line in _lines(self._reports) if line[1] == "wrote"}
         for path in {path for pid in pids for path in open_of(pid, paths)} if paths else ():
             with (self._reports / "kept" / "KEEPER.jsonl").open("a") as journal:
                 journal.write(json.dumps([time.monotonic(), "wrote", path]) + "\n")
 
     def put_back(self) -> list[str]:
-        """Gives the user's files their names again, once nothing is left that writes. Those to look at, in words: they cannot be put back, or something else
-        than the program has changed them meanwhile."""
+        """Gives the user's files their names again, once nothing is left that writes. Those to look
+        at, in words: they cannot be put back, or something else than the program has changed them
+        meanwhile."""
         return _put_back(self._reports)
 
     def remove(self) -> None:
@@ -147,8 +153,10 @@ def launch_folder() -> TemporaryFolder:
 
 
 def put_back_abandoned() -> list[str]:
-    """Gives files their names again that attempts of this user have kept on this machine whose keeper was killed, once what is left of these attempts is ended,
-    and removes the folders of these attempts; those that cannot be put back, with where they are. Attempts that run are left alone."""
+    """Gives files their names again that attempts of this user have kept on this machine whose
+    keeper was killed, once what is left of these attempts is ended, and removes the folders of
+    these attempts; those that cannot be put back, with where they are. Attempts that run are left
+    alone."""
     lost: list[str] = []
     for folder in abandoned(_PROBE, is_used=_has_journal):
         with contextlib.suppress(OSError):
@@ -186,7 +194,8 @@ def _lines(reports: Path) -> list[list[Any]]:
 
 
 def _journal(file: Path) -> list[list[Any]]:
-    """What a process has done, without what it then left to another. A full disk may have cut lines off."""
+    """What a process has done, without what it then left to another. A full disk may have cut lines
+    off."""
     lines = []
     for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
@@ -252,7 +261,8 @@ class _Undo:
             os.unlink(path)
 
     def _keep_newer(self, path: str, kept: str) -> None:
-        """Copies what something else than the program has written here since the program last did."""
+        """Copies what something else than the program has written here since the program last
+        did."""
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(path)
             is_own = found.st_ctime <= self._wrote.get(path, 0.0) + SLOW_S
@@ -265,7 +275,8 @@ class _Undo:
             )
 
     def _merge(self, source: str, target: str) -> None:
-        """Renames a folder; what is in one that has its name already stays there, unless it is replaced."""
+        """Renames a folder; what is in one that has its name already stays there, unless it is
+        replaced."""
         if not os.path.isdir(target):
             os.rename(source, target)
             return
@@ -284,7 +295,8 @@ class _Undo:
 
 
 def _end_processes(mark: bytes) -> bool:
-    """Kills what has this text in its environment, as all of an attempt has; whether nothing of it is left."""
+    """Kills what has this text in its environment, as all of an attempt has; whether nothing of it
+    is left."""
     end_s = time.monotonic() + ENDED_S
     while time.monotonic() < end_s:
         living = [

@@ -1,4 +1,5 @@
-"""The logs of an attempt's nodes, kept on disk where the attempt failed: on the machine of the controller, also when the node is lost.
+"""The logs of an attempt's nodes, kept on disk where the attempt failed: on the machine of the
+controller, also when the node is lost.
 
     FOLDER/STUDY/TRIAL-ATTEMPT/node-0.log, node-1.log, ...    the first FIRST_CHARACTERS and the last LAST_CHARACTERS of each node's log
 

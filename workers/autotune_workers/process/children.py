@@ -1,7 +1,9 @@
-"""Child processes that become ranks: forked from a fork server (`fork_server`), or started on their own, because a GPU forbids forking.
+"""Child processes that become ranks: forked from a fork server (`fork_server`), or started on their
+own, because a GPU forbids forking.
 
-Nobody waits for a start: a forked child has no process number until the server reports it, and a signal that is sent before that is kept.
-The server is started with the first child, and again when it was lost or no longer answers. Its children are lost with it: the kernel kills them.
+Nobody waits for a start: a forked child has no process number until the server reports it, and a
+signal that is sent before that is kept. The server is started with the first child, and again when
+it was lost or no longer answers. Its children are lost with it: the kernel kills them.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ _LAUNCHERS = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
     "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 })  # fmt: skip
-"""what a launcher tells its ranks, and an operator of training jobs torchrun (`PET_`): of the one that started this process it would be wrong for a trial's"""
+"""what a launcher tells its ranks, and an operator of training jobs torchrun (`PET_`): of the one
+that started this process it would be wrong for a trial's"""
 OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
-"""beginnings of the names by which a scheduler or MPI tells a process its place in a job. Trainers take them for their own: Lightning refuses ranks that differ
-from the job's tasks, and lets Slurm start the job anew"""
+"""beginnings of the names by which a scheduler or MPI tells a process its place in a job. Trainers
+take them for their own: Lightning refuses ranks that differ from the job's tasks, and lets Slurm
+start the job anew"""
 ANSWER_S = 60.0
-"""longest time to a server's answer, which takes milliseconds; to its first one it takes the time to import torch"""
+"""longest time to a server's answer, which takes milliseconds; to its first one it takes the time
+to import torch"""
 FIRST_ANSWER_S = 300.0
 _LOOPBACK = re.compile(r"127\.|::1$")
 
@@ -46,8 +51,9 @@ _LOOPBACK = re.compile(r"127\.|::1$")
 def inherited_environment(
     *, with_job: bool = False, of: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Our environment without secrets of ours (settings, passwords of the database, Ray's token) and other launchers' variables; `with_job`: with those of the
-    job that this process belongs to, by which `srun` starts a step of it. `of`: another process's in the place of ours."""
+    """Our environment without secrets of ours (settings, passwords of the database, Ray's token)
+    and other launchers' variables; `with_job`: with those of the job that this process belongs to,
+    by which `srun` starts a step of it. `of`: another process's in the place of ours."""
     kept_back = _PRIVATE if with_job else (*_PRIVATE, *OF_A_JOB)
     told = os.environ if of is None else of
     return {
@@ -92,7 +98,8 @@ def _start_module(
     stderr: int,
     environment: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """A process of that module of this package, which takes channel, parent and arguments from its command line."""
+    """A process of that module of this package, which takes channel, parent and arguments from its
+    command line."""
     module = f"autotune_workers.process.{name}"
     command = [
         sys.executable,
@@ -118,7 +125,8 @@ class RankForkServer:
     """The owner's side of a fork server process. Several threads may use it."""
 
     def __init__(self, spawner: ThreadPoolExecutor, arguments: Mapping[str, str]) -> None:
-        """`spawner` must have one thread that lives as long as the ranks may: the kernel's death signal follows it. `arguments`: of `rank.serve_rank`."""
+        """`spawner` must have one thread that lives as long as the ranks may: the kernel's death
+        signal follows it. `arguments`: of `rank.serve_rank`."""
         self._spawner, self._arguments = spawner, dict(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -191,7 +199,8 @@ class RankForkServer:
             child.started(pid)
 
     def _hangs(self) -> bool:
-        """Whether the server should have answered long ago. It is then aborted, which makes it print where it hangs."""
+        """Whether the server should have answered long ago. It is then aborted, which makes it
+        print where it hangs."""
         limit_s = ANSWER_S if self._has_answered else FIRST_ANSWER_S
         if (
             not self._pending
@@ -264,7 +273,8 @@ class ForkedChild:
         return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal to the process and to what it forked, or keeps it until the process number is known."""
+        """Sends the signal to the process and to what it forked, or keeps it until the process
+        number is known."""
         if self.code() is not None:
             return
         if self.pid:

@@ -1,9 +1,11 @@
-"""The fork server: a process that has imported torch and the training loop once, and forks a rank whenever one is asked for.
+"""The fork server: a process that has imported torch and the training loop once, and forks a rank
+whenever one is asked for.
 
-Importing takes seconds of CPU per process, a fork milliseconds: a gang of eight starts about as fast as a single rank, and a rank that had to
-be killed is replaced at once. The server itself never trains, starts no thread and touches no GPU, so that its forks are clean; ranks on
-GPUs are started as processes of their own. It reaps its children and reports their exit status. They end with it, and it ends with its owner.
-`children.RankForkServer` is the owner's side.
+Importing takes seconds of CPU per process, a fork milliseconds: a gang of eight starts about as
+fast as a single rank, and a rank that had to be killed is replaced at once. The server itself never
+trains, starts no thread and touches no GPU, so that its forks are clean; ranks on GPUs are started
+as processes of their own. It reaps its children and reports their exit status. They end with it,
+and it ends with its owner. `children.RankForkServer` is the owner's side.
 
     owner -> server   {"environment": {...}, "arguments": {...}}, with the descriptors of channel and log
     server -> owner   {"pid": N} in answer, {"pid": N, "code": C} at the end of a child

@@ -1,20 +1,25 @@
-"""What this machine says about its processes: memory in use, kernel kills, death with the parent, memory limits. Linux.
+"""What this machine says about its processes: memory in use, kernel kills, death with the parent,
+memory limits. Linux.
 
-Readings that the system does not offer are None (or 0 for counters): they are evidence, never a condition for running.
+Readings that the system does not offer are None (or 0 for counters): they are evidence, never a
+condition for running.
 
 The most memory that a program's processes held on any one GPU, as the driver tells (NVML).
 
     own     sum over the program's processes of a GPU       what counts, where the driver names processes by the numbers that we know
     grown   memory in use on a GPU, less what was in use when the program began       else, as in containers with process numbers of their own
 
-Without GPUs, without NVML or where it fails, there is no reading: memory is then what the program's own log says.
+Without GPUs, without NVML or where it fails, there is no reading: memory is then what the program's
+own log says.
 
-Which network interface holds an address. gloo guesses by the host's name, and falls back to loopback where that name does not resolve.
+Which network interface holds an address. gloo guesses by the host's name, and falls back to
+loopback where that name does not resolve.
 
 The CPUs near a GPU: those of its NUMA node, as the driver tells (NVML).
 
-A rank that runs on another socket launches its kernels and copies its batches across the link between sockets. Memory follows the CPUs: Linux takes
-a page from the node of the CPU that first writes to it (numa(7)).
+A rank that runs on another socket launches its kernels and copies its batches across the link
+between sockets. Memory follows the CPUs: Linux takes a page from the node of the CPU that first
+writes to it (numa(7)).
 """
 
 from __future__ import annotations
@@ -99,15 +104,18 @@ class GpuMemory:
 
 
 OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
-"""of the machine, and of this process's memory group where it is the root of what it sees, as in a container"""
+"""of the machine, and of this process's memory group where it is the root of what it sees, as in a
+container"""
 EXPENDABLE = 500
-"""oom_score_adj (proc(5)) of ranks and programs: as if they held half of the machine's memory more than they do"""
+"""oom_score_adj (proc(5)) of ranks and programs: as if they held half of the machine's memory more
+than they do"""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel SIGKILL this process when the thread that started it ends, even while this process is stopped.
+    """Has the kernel SIGKILL this process when the thread that started it ends, even while this
+    process is stopped.
 
     Exits at once when the parent died before the call.
     """
@@ -118,7 +126,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent has ended, instead of the system's first process."""
+    """Makes this process the parent of every descendant whose own parent has ended, instead of the
+    system's first process."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -134,7 +143,8 @@ def status_bytes(key: str, pid: int | str = "self") -> int | None:
 
 
 def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
-    """How often the kernel's out-of-memory killer has struck so far, as far as these files tell; only a rise means something.
+    """How often the kernel's out-of-memory killer has struck so far, as far as these files tell;
+    only a rise means something.
 
     They do not tell which process was killed: see `failure_kind.of_death`.
     """
@@ -148,7 +158,8 @@ def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
 
 
 def be_expendable() -> None:
-    """Has the kernel's out-of-memory killer take this process, and what it starts, rather than its owner, a service or a database."""
+    """Has the kernel's out-of-memory killer take this process, and what it starts, rather than its
+    owner, a service or a database."""
     score = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
         score.write_text(str(max(EXPENDABLE, int(score.read_text()))))
@@ -156,10 +167,12 @@ def be_expendable() -> None:
 
 @contextlib.contextmanager
 def memory_limit(limit_bytes: float | None) -> Iterator[None]:
-    """Lets this process take at most `limit_bytes` of private memory more than it holds now, until the block ends.
+    """Lets this process take at most `limit_bytes` of private memory more than it holds now, until
+    the block ends.
 
-    Uses RLIMIT_DATA, which counts private writable mappings and not libraries: an allocation beyond it fails with ENOMEM, so that
-    running out of memory is an exception in the rank and not the kernel's choice of a victim.
+    Uses RLIMIT_DATA, which counts private writable mappings and not libraries: an allocation beyond
+    it fails with ENOMEM, so that running out of memory is an exception in the rank and not the
+    kernel's choice of a victim.
     """
     held = status_bytes("VmData")
     if limit_bytes is None or held is None:
@@ -177,7 +190,8 @@ def memory_limit(limit_bytes: float | None) -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Returns what the allocator holds in reserve to the system, so that a resident size says what is really in use."""
+    """Returns what the allocator holds in reserve to the system, so that a resident size says what
+    is really in use."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -192,7 +206,8 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """Process numbers of all descendants of `root` that are no zombies, by the parents that /proc names."""
+    """Process numbers of all descendants of `root` that are no zombies, by the parents that /proc
+    names."""
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
     for entry in os.listdir("/proc"):
@@ -234,9 +249,11 @@ _WORD_BITS = 64
 
 
 def bind_near_gpu(visible: str | None, nvml: Any = None) -> frozenset[int]:
-    """Binds this thread, and those that it starts, to the CPUs near the first GPU that it may use. Returns them; empty where nothing was changed.
+    """Binds this thread, and those that it starts, to the CPUs near the first GPU that it may use.
+    Returns them; empty where nothing was changed.
 
-    `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: the module pynvml, where it is not to be imported.
+    `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: the module pynvml, where it is not
+    to be imported.
     """
     # no driver, no module, a GPU that does not tell: the rank runs where it is
     with contextlib.suppress(Exception):

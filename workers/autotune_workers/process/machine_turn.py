@@ -1,15 +1,20 @@
-"""The turn to measure on this machine: trials of several processes that share its GPUs or its CPUs run one after another, not against each other.
+"""The turn to measure on this machine: trials of several processes that share its GPUs or its CPUs
+run one after another, not against each other.
 
     device    what trials disturb each other on: each GPU by its name in CUDA_VISIBLE_DEVICES, and the CPU
     turn      all devices of a runner, locked. A runner on CPU ranks has the CPU alone; runners on different GPUs share it
 
-Each device has two files that are locked with flock: `turn` while trials are measured, and `next` while a process waits for that. Whoever wants another
-turn has to lock `next` first, so that nobody has two turns before a process that waits has one; of several processes that wait, any may be next. Devices
-are locked in one order by everybody, which rules out a deadlock. The system drops the locks of a process that dies.
+Each device has two files that are locked with flock: `turn` while trials are measured, and `next`
+while a process waits for that. Whoever wants another turn has to lock `next` first, so that nobody
+has two turns before a process that waits has one; of several processes that wait, any may be next.
+Devices are locked in one order by everybody, which rules out a deadlock. The system drops the locks
+of a process that dies.
 
-The files lie in the user's data folder and are named after the running system, because a home folder may be shared by several machines. Not guarded are
-therefore programs other than autotune, and studies with another data folder: of another user, or in a container with a folder of its own. Where the files
-cannot be opened or locked, a warning says so and trials run at once. One GPU that two processes name differently, by number and by UUID, counts as two.
+The files lie in the user's data folder and are named after the running system, because a home
+folder may be shared by several machines. Not guarded are therefore programs other than autotune,
+and studies with another data folder: of another user, or in a container with a folder of its own.
+Where the files cannot be opened or locked, a warning says so and trials run at once. One GPU that
+two processes name differently, by number and by UUID, counts as two.
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ SYSTEM = Path("/proc/sys/kernel/random/boot_id")
 
 @final
 class MachineTurn:
-    """The turn of one runner. Not thread-safe; several in one process count as several processes."""
+    """The turn of one runner. Not thread-safe; several in one process count as several
+    processes."""
 
     def __init__(self, gpus: Sequence[str] = ()) -> None:
         """`gpus`: that ranks run on, as CUDA_VISIBLE_DEVICES names them; empty means the CPU."""
@@ -55,7 +61,8 @@ class MachineTurn:
         return any(lock.is_wanted() for lock in self._locks)
 
     def take(self, study: str) -> str:
-        """Takes the turn for a trial of this study. Empty when it is held now, else who has it, in words: then ask again until `give_back`."""
+        """Takes the turn for a trial of this study. Empty when it is held now, else who has it, in
+        words: then ask again until `give_back`."""
         try:
             self._locks = self._locks or [
                 _DeviceLock(name, is_shared) for name, is_shared in self._names
@@ -115,7 +122,8 @@ class _DeviceLock:
         return True
 
     def is_wanted(self) -> bool:
-        """Whether a process waits for it. Two processes that ask at the same time do not take each other for one that waits: they lock for sharing."""
+        """Whether a process waits for it. Two processes that ask at the same time do not take each
+        other for one that waits: they lock for sharing."""
         if not _lock(self._next, fcntl.LOCK_SH):
             return True
         fcntl.flock(self._next, fcntl.LOCK_UN)
@@ -136,7 +144,8 @@ class _DeviceLock:
 
 
 def _open(path: Path) -> int:
-    """A descriptor to lock, not inherited by programs. A file of another user is opened for reading, which is enough."""
+    """A descriptor to lock, not inherited by programs. A file of another user is opened for
+    reading, which is enough."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:

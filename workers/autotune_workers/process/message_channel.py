@@ -1,4 +1,5 @@
-"""The owner's end of the channel to a process: messages of `gang.wire` both ways, without waiting for the other side.
+"""The owner's end of the channel to a process: messages of `gang.wire` both ways, without waiting
+for the other side.
 
 One thread receives; others may send.
 """
@@ -21,7 +22,8 @@ class MessageChannel:
     """Our end of a pair of connected sockets, of which the process has the other."""
 
     def __init__(self, ours: socket.socket, *, send_timeout_s: float) -> None:
-        """`ours`: closed with the channel; `send_timeout_s`: how long `send` waits for a process that does not read."""
+        """`ours`: closed with the channel; `send_timeout_s`: how long `send` waits for a process
+        that does not read."""
         self._ours = ours
         self._ours.setblocking(False)
         self._sender = self._ours.dup()
@@ -29,7 +31,8 @@ class MessageChannel:
         self._lines = Lines()
 
     def fileno(self) -> int:
-        """For selectors: readable when there are messages or the process is gone; -1 once nothing more can come."""
+        """For selectors: readable when there are messages or the process is gone; -1 once nothing
+        more can come."""
         return self._ours.fileno()
 
     @property
@@ -43,7 +46,9 @@ class MessageChannel:
             self._sender.sendall(to_line(message))
 
     def receive(self) -> list[Message]:
-        """Messages that have arrived, or a part of them where there are many: a sender that never stops keeps nobody here. Closes this direction once the process has closed its end. Raises `ValueError` for what is no message."""
+        """Messages that have arrived, or a part of them where there are many: a sender that never
+        stops keeps nobody here. Closes this direction once the process has closed its end. Raises
+        `ValueError` for what is no message."""
         messages: list[Message] = []
         for _ in range(MOST_CHUNKS):
             if not self.is_open:

@@ -1,8 +1,9 @@
 """One rank: a process that stays warm and runs one trial after another on order.
 
-Three threads share it. The *main* thread trains: signal handlers, compilers and debuggers expect it. The *reader* takes orders meanwhile,
-and ends the process when the runner's end of the channel closes. The *heartbeat* reports every second where the main thread is. Whatever
-the trial prints goes to the rank's log, which is emptied when a trial begins.
+Three threads share it. The *main* thread trains: signal handlers, compilers and debuggers expect
+it. The *reader* takes orders meanwhile, and ends the process when the runner's end of the channel
+closes. The *heartbeat* reports every second where the main thread is. Whatever the trial prints
+goes to the rank's log, which is emptied when a trial begins.
 
     python -m autotune_workers.process.rank 5 4711 '{"device": "cpu", "host": "127.0.0.1", ...}'    descriptor of the channel, parent, arguments of `serve_rank`
 """
@@ -53,7 +54,8 @@ class Rank:
     def __init__(
         self, channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = ""
     ) -> None:
-        """`host`: the address on which its peers reach it; `trial`: `module:function` of the training loop; `collectives`: see `RankStarter`."""
+        """`host`: the address on which its peers reach it; `trial`: `module:function` of the
+        training loop; `collectives`: see `RankStarter`."""
         self._channel = channel
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -301,8 +303,9 @@ class Rank:
         give_back_memory()
 
     def _leaks(self) -> bool:
-        """Whether this process is no longer fit for another trial. After a group that could not be formed torch goes on counting its groups from
-        there, and names the next one otherwise than its peers do: they would look for one another for ever."""
+        """Whether this process is no longer fit for another trial. After a group that could not be
+        formed torch goes on counting its groups from there, and names the next one otherwise than
+        its peers do: they would look for one another for ever."""
         import torch
         import torch.distributed as dist
 
@@ -346,7 +349,8 @@ def serve_rank(
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        # at once: the interpreter closes the channel seconds before the process ends, and the runner would have to kill it
+        # at once: the interpreter closes the channel seconds before the process ends, and the
+        # runner would have to kill it
         os._exit(1)
 
 

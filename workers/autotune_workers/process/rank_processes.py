@@ -1,7 +1,8 @@
-"""Rank processes of this machine: how they are started, sent messages, ended, and the last lines of their logs.
+"""Rank processes of this machine: how they are started, sent messages, ended, and the last lines of
+their logs.
 
-A rank's output goes to an unnamed file, so nothing is left behind however its owner ends; its input is empty; it leads a process group
-of its own, so that what it forks (compilers) ends with it.
+A rank's output goes to an unnamed file, so nothing is left behind however its owner ends; its input
+is empty; it leads a process group of its own, so that what it forks (compilers) ends with it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ CRASH = "Fatal Python error"
 
 
 class RankStarter:
-    """Starts the ranks of one owner: on CPU from a fork server, on GPU as processes of their own."""
+    """Starts the ranks of one owner: on CPU from a fork server, on GPU as processes of their
+    own."""
 
     def __init__(
         self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL, collectives: str = ""
     ) -> None:
-        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`; `collectives`: `module:name` of
-        a backend of torch.distributed that the module registers. Empty: the one of the device."""
+        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`:
+        `module:function`; `collectives`: `module:name` of a backend of torch.distributed that the
+        module registers. Empty: the one of the device."""
         self._device, self.host = device, host
         self._arguments = {
             "device": device,
@@ -90,11 +93,13 @@ class RankProcess:
         return self._child.pid
 
     def fileno(self) -> int:
-        """For selectors: readable when there are messages or the process is gone; -1 once the channel has ended."""
+        """For selectors: readable when there are messages or the process is gone; -1 once the
+        channel has ended."""
         return self._channel.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a message; a rank that is gone does not get it, and one that no longer reads is found by the deadlines."""
+        """Sends a message; a rank that is gone does not get it, and one that no longer reads is
+        found by the deadlines."""
         self._channel.send(message)
 
     def receive(self) -> list[Message]:
@@ -128,7 +133,8 @@ class RankProcess:
         self._oom_kills = oom_kills()
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that it printed since its trial began; after a crash, those around the beginning of the crash report."""
+        """The last lines that it printed since its trial began; after a crash, those around the
+        beginning of the crash report."""
         if self._child.start_errors:
             return self._child.start_errors
         try:

@@ -1,10 +1,12 @@
-"""Actor groups: the placement groups that a runner holds on a cluster, each with its actors, for gangs of ranks and for nodes of programs alike.
+"""Actor groups: the placement groups that a runner holds on a cluster, each with its actors, for
+gangs of ranks and for nodes of programs alike.
 
     place    the actors' handles with the placement group as token (`gang.attempt_runner.Place`)
     shape    what a place can be used for again: places of one shape are alike
 
-A place is busy with an attempt, or idle and warm. All share one label in their names, one owner token, one heartbeat, one janitor and one count
-of what the cluster has. On a cluster that outlives its drivers the groups are detached; names begin with the study's prefix, by which the next
+A place is busy with an attempt, or idle and warm. All share one label in their names, one owner
+token, one heartbeat, one janitor and one count of what the cluster has. On a cluster that outlives
+its drivers the groups are detached; names begin with the study's prefix, by which the next
 controller of the study finds them.
 """
 
@@ -72,7 +74,8 @@ class ActorGroups:
         lost_s: float = LOST_S,
         environment: NodeEnvironment = NOTHING_ADDED,
     ) -> None:
-        """`bundle`: resources of one rank; `abandoned_s`: see `OwnedActor`; `lost_s`: see `Silence`."""
+        """`bundle`: resources of one rank; `abandoned_s`: see `OwnedActor`; `lost_s`: see
+        `Silence`."""
         self.cluster, self.environment = cluster, environment
         self.owner = secrets.token_hex(16)
         """the token that our actors obey"""
@@ -94,9 +97,11 @@ class ActorGroups:
             self._heartbeats.start()
 
     def form(self, shape: Shape, study: str, make: Callable[[str], Any]) -> Any | None:
-        """A warm place of that shape, else a new one; idle ones are removed to free its resources. None when there is not enough that is free.
+        """A warm place of that shape, else a new one; idle ones are removed to free its resources.
+        None when there is not enough that is free.
 
-        `make`: asks Ray for the group of this name and for its actors. Raises `RunnerError` when the head is gone.
+        `make`: asks Ray for the group of this name and for its actors. Raises `RunnerError` when
+        the head is gone.
         """
         self.capacity.count()
         busy = sum(held.shape.ranks for held in self._held if held.is_busy)
@@ -121,7 +126,8 @@ class ActorGroups:
         return place
 
     def _remove_lost(self) -> None:
-        """Removes idle places on nodes that the head takes for dead: while nobody listened, nobody noticed."""
+        """Removes idle places on nodes that the head takes for dead: while nobody listened, nobody
+        noticed."""
         handles = [handle for held in self._idle for handle in held.place.handles]
         idle = [handle for handle in handles if handle.address and not handle.dead]
         living = self.cluster.addresses() if idle else set()
@@ -159,7 +165,8 @@ class ActorGroups:
         return [held for held in self._held if not held.is_busy]
 
     def _is_of(self, held: _Held, study: str) -> bool:
-        """Whether the place may run trials of that study: on a cluster that goes on, the next controller finds its groups by the study's name."""
+        """Whether the place may run trials of that study: on a cluster that goes on, the next
+        controller finds its groups by the study's name."""
         return self.abandoned_s is None or held.study == study
 
     def take(self, place: Any, shape: Shape, study: str, *, busy: bool) -> None:
@@ -175,8 +182,9 @@ class ActorGroups:
         return [handle for handle in handles if not handle.dead]
 
     def listen(self, kind: str, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the actors of that kind with their handles, after `timeout_s` at the latest, whatever Ray does; the last of an actor that
-        is lost is `gone`. An idle place that loses an actor is removed. Raises `RunnerError` when the head of the cluster is gone."""
+        """Messages of the actors of that kind with their handles, after `timeout_s` at the latest,
+        whatever Ray does; the last of an actor that is lost is `gone`. An idle place that loses an
+        actor is removed. Raises `RunnerError` when the head of the cluster is gone."""
         import ray
 
         self.cluster.check()
@@ -213,7 +221,8 @@ class ActorGroups:
         return handle.silence.lasts_s(self._clock.look()) > for_s
 
     def disband(self, place: Any, *, is_usable: bool) -> bool:
-        """Takes a place back after its attempt. Whether it stays, idle: a place with a lost actor does not, nor one that others wait for."""
+        """Takes a place back after its attempt. Whether it stays, idle: a place with a lost actor
+        does not, nor one that others wait for."""
         held = next(held for held in self._held if held.place is place)
         is_wanted = self.capacity.is_wanted()
         if is_wanted:
@@ -225,14 +234,16 @@ class ActorGroups:
         return True
 
     def is_placed(self, place: Any) -> bool:
-        """Whether Ray has placed the group; until then its actors cannot start, and idle ones are removed to free resources."""
+        """Whether Ray has placed the group; until then its actors cannot start, and idle ones are
+        removed to free resources."""
         placed = self.capacity.is_placed(place.token)
         if not placed:
             self.remove_idle()
         return placed
 
     def leave_out(self, node: str, needed: Placement) -> LeftOut:
-        """See `autotune.ports.ChoosingRunner`. Places that are warm may be on it, and are removed."""
+        """See `autotune.ports.ChoosingRunner`. Places that are warm may be on it, and are
+        removed."""
         if not self.cluster.has(node):
             return "absent"
         if not self.capacity.has_room_without(node, needed):
@@ -264,7 +275,8 @@ class ActorGroups:
             self.cluster.ask(remove)
 
     def close(self) -> None:
-        """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
+        """Kills all actors and removes all placement groups, except those that somebody else has
+        adopted."""
         self._closed.set()
         # a call after the connection has ended would have Ray start another cluster
         if self._heartbeats.is_alive():
@@ -282,7 +294,8 @@ class ActorGroups:
                         handle.heartbeat()
 
     def _may_end(self, place: Any) -> bool:
-        """Whether nobody else has adopted the place. An actor that does not answer is not ended here: without heartbeats it ends by itself."""
+        """Whether nobody else has adopted the place. An actor that does not answer is not ended
+        here: without heartbeats it ends by itself."""
         import ray
         from ray.exceptions import RayActorError
         from ray.util.placement_group import placement_group_table

@@ -1,9 +1,12 @@
-"""An actor as the runner sees it: the call that waits for its messages, the orders that were sent, and its heartbeat. `owned_actor` is the other end.
+"""An actor as the runner sees it: the call that waits for its messages, the orders that were sent,
+and its heartbeat. `owned_actor` is the other end.
 
-Silence: for how long an actor has given no sign of life, and when its node therefore counts as lost.
+Silence: for how long an actor has given no sign of life, and when its node therefore counts as
+lost.
 
-An actor answers a `listen` call at least once a second, with messages or without. Ray itself notices a node that is frozen or cut off after 62 to
-65 s. Time is counted on a clock that stands still while nobody listens: an owner that was stopped or busy for a while takes nobody for lost.
+An actor answers a `listen` call at least once a second, with messages or without. Ray itself
+notices a node that is frozen or cut off after 62 to 65 s. Time is counted on a clock that stands
+still while nobody listens: an owner that was stopped or busy for a while takes nobody for lost.
 """
 
 from __future__ import annotations
@@ -117,7 +120,8 @@ class ActorHandle(ABC):
         self.listen_call = self.actor.listen.remote(self.owner, self.heard)
 
     def receive(self, now_s: float) -> list[Message]:
-        """The messages of a `listen_call` that has come back; listens again. `now_s`: on the clock of its silence."""
+        """The messages of a `listen_call` that has come back; listens again. `now_s`: on the clock
+        of its silence."""
         import ray
         from ray.exceptions import ActorUnavailableError, RayActorError
 

@@ -1,13 +1,17 @@
-"""The janitor: an actor that removes placement groups which a killed driver has left without actors.
+"""The janitor: an actor that removes placement groups which a killed driver has left without
+actors.
 
-A driver asks for a placement group first and then for the actors that run in it. Both are detached from the driver, so that the next
-controller of the study can adopt the gang. Killed between the two, a driver leaves a group that nobody else removes. Gangs whose actors
-have started end themselves (`ranks.host`).
+A driver asks for a placement group first and then for the actors that run in it. Both are detached
+from the driver, so that the next controller of the study can adopt the gang. Killed between the
+two, a driver leaves a group that nobody else removes. Gangs whose actors have started end
+themselves (`ranks.host`).
 
-Silence is no death: a driver whose link is down lives on. So the janitor runs on the node of the head, and asks the head whether the driver's job
-has ended before it removes anything. It goes on waiting while the job lives, and returns to silence once it hears from the driver again.
+Silence is no death: a driver whose link is down lives on. So the janitor runs on the node of the
+head, and asks the head whether the driver's job has ended before it removes anything. It goes on
+waiting while the job lives, and returns to silence once it hears from the driver again.
 
-Names of what a runner makes on a cluster, by which the next controller of the study and the janitor find it.
+Names of what a runner makes on a cluster, by which the next controller of the study and the janitor
+find it.
 
 group   autotune-STUDY-LABEL-gang-N or autotune-STUDY-LABEL-program-N     LABEL: of the runner
 actor   GROUP-rank-I or GROUP-node-I                                      a rank of the native trainer, or a node that runs programs
@@ -51,7 +55,8 @@ HEAD = {"node:__internal_head__": 0.001}
 
 
 def orphaned_groups(part: str, *, without: str = "") -> list[str]:
-    """Names of the placement groups that contain `part`, but not `without`, and that are not placed yet or have no actor."""
+    """Names of the placement groups that contain `part`, but not `without`, and that are not placed
+    yet or have no actor."""
     import ray
 
     gangs = {group_of(name) for name in ray.util.list_named_actors()}
@@ -63,7 +68,8 @@ def orphaned_groups(part: str, *, without: str = "") -> list[str]:
 
 
 def remove_groups(groups: list[str]) -> None:
-    """Removes the groups that still exist, and kills their actors: actors that wait for a placement do not end with their group."""
+    """Removes the groups that still exist, and kills their actors: actors that wait for a placement
+    do not end with their group."""
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
@@ -88,7 +94,8 @@ def _groups(part: str) -> dict[str, str]:
 
 
 def has_ended(job: str) -> bool:
-    """Whether that job's driver has ended, by the head's own account, which forgets jobs long after their end. Raises when the head does not answer."""
+    """Whether that job's driver has ended, by the head's own account, which forgets jobs long after
+    their end. Raises when the head does not answer."""
     from ray._private.state import jobs
 
     return all(entry["IsDead"] for entry in jobs() if entry["JobID"] == job)
@@ -98,7 +105,8 @@ class Janitor:
     """Waits until its driver is gone, and then removes its groups until nothing is left."""
 
     def __init__(self, label: str, abandoned_s: float) -> None:
-        """`label`: part of the names of all the driver's groups. `abandoned_s`: time without a heartbeat after which the driver may be gone."""
+        """`label`: part of the names of all the driver's groups. `abandoned_s`: time without a
+        heartbeat after which the driver may be gone."""
         import ray
 
         context = ray.get_runtime_context()
@@ -124,7 +132,8 @@ class Janitor:
         ray.kill(self._self)
 
     def _driver_is_gone(self) -> bool:
-        """Waits until the driver is silent, and tells whether its job has ended. A head that is away has told nothing."""
+        """Waits until the driver is silent, and tells whether its job has ended. A head that is
+        away has told nothing."""
         round_s = min(1.0, self._abandoned_s / 4)
         while self._silent_s < self._abandoned_s:
             time.sleep(round_s)
@@ -144,7 +153,8 @@ def start_janitor(label: str, abandoned_s: float) -> Any:
 
 
 class JanitorHandle:
-    """The driver's side of its janitor, which is started with the first gang and again when it was lost. Threads may share it."""
+    """The driver's side of its janitor, which is started with the first gang and again when it was
+    lost. Threads may share it."""
 
     def __init__(self, label: str, abandoned_s: float) -> None:
         """See `Janitor`."""
@@ -159,7 +169,8 @@ class JanitorHandle:
             self._actor = start_janitor(self._label, self._abandoned_s)
 
     def heartbeat(self) -> None:
-        """Tells the actor that its driver lives; forgets one that is gone, so that the next gang starts another."""
+        """Tells the actor that its driver lives; forgets one that is gone, so that the next gang
+        starts another."""
         import ray
         from ray.exceptions import ActorDiedError
 
@@ -179,7 +190,8 @@ class JanitorHandle:
             return
 
     def dismiss(self, cluster: RayCluster) -> None:
-        """Removes what is left of the driver's groups, and ends the actor. Where Ray does not answer, the actor does both by itself."""
+        """Removes what is left of the driver's groups, and ends the actor. Where Ray does not
+        answer, the actor does both by itself."""
         import ray
 
         actor, self._actor = self._actor, None

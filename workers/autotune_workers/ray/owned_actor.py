@@ -1,7 +1,8 @@
-"""Owned actors: what the actors of ranks and of nodes share. An actor obeys one owner at a time, known by a token, and keeps its messages for it.
+"""Owned actors: what the actors of ranks and of nodes share. An actor obeys one owner at a time,
+known by a token, and keeps its messages for it.
 
-On a cluster that outlives its drivers, actors outlive them too, for a while. An actor whose owner gives no sign of life for `abandoned_s` ends what it
-started and removes its placement group.
+On a cluster that outlives its drivers, actors outlive them too, for a while. An actor whose owner
+gives no sign of life for `abandoned_s` ends what it started and removes its placement group.
 
 The message log of an actor: its messages, numbered from 1, kept until nobody needs them any more.
 """
@@ -21,8 +22,9 @@ from autotune_workers.gang.wire import Message
 
 
 class MessageLog:
-    """Messages are kept until the owner of the actor confirms them, because an answer that Ray loses on its way is given again, and as long as
-    their trial is the last one, for an owner that adopts a rank. Threads may share it."""
+    """Messages are kept until the owner of the actor confirms them, because an answer that Ray
+    loses on its way is given again, and as long as their trial is the last one, for an owner that
+    adopts a rank. Threads may share it."""
 
     def __init__(self, *, keeps_trial: bool = True) -> None:
         """`keeps_trial`: whether confirmed messages of the last trial are kept too."""
@@ -50,7 +52,8 @@ class MessageLog:
             return self._last - self._confirmed
 
     def after(self, number: int, timeout_s: float = 0.0) -> list[Message]:
-        """The messages after `number`, which confirms those up to it; waits up to `timeout_s` for the first."""
+        """The messages after `number`, which confirms those up to it; waits up to `timeout_s` for
+        the first."""
         with self._news:
             self._confirmed = max(self._confirmed, number)
             needless = min(self._before, self._confirmed) if self._keeps_trial else self._confirmed
@@ -67,11 +70,13 @@ class MessageLog:
 LISTEN_S = 1.0
 """longest wait of one `listen` call"""
 TRY_AGAIN_S = 5.0
-"""between two tries to remove the placement group of an abandoned actor; what it started is gone already"""
+"""between two tries to remove the placement group of an abandoned actor; what it started is gone
+already"""
 
 
 class OwnedActor(ABC):
-    """Methods run in groups of one thread each, so that orders keep their order while `listen` waits. All take the caller's token."""
+    """Methods run in groups of one thread each, so that orders keep their order while `listen`
+    waits. All take the caller's token."""
 
     def _prepare(self, owner: str) -> None:
         self._owner, self._silent_s = owner, 0.0
@@ -79,7 +84,8 @@ class OwnedActor(ABC):
         self._log = MessageLog()
 
     def _watch_owner(self, abandoned_s: float | None) -> None:
-        """Has the actor end itself when it is abandoned. `abandoned_s`: None when it ends with its driver."""
+        """Has the actor end itself when it is abandoned. `abandoned_s`: None when it ends with its
+        driver."""
         import ray
 
         if abandoned_s is not None:
@@ -93,8 +99,8 @@ class OwnedActor(ABC):
             watch.start()
 
     def listen(self, owner: str, heard: int = 0) -> list[Message]:
-        """The messages after number `heard`, each with its `number`; waits up to `LISTEN_S` for the first. Anybody but the owner gets the one
-        message `superseded`."""
+        """The messages after number `heard`, each with its `number`; waits up to `LISTEN_S` for the
+        first. Anybody but the owner gets the one message `superseded`."""
         if self._is_owner(owner):
             messages = self._log.after(heard, LISTEN_S)
             if self._is_owner(owner):
@@ -106,7 +112,8 @@ class OwnedActor(ABC):
         self._is_owner(owner)
 
     def release(self, owner: str) -> bool:
-        """Whether the caller may end the actor: nobody else has adopted it, and from now on nobody can adopt it."""
+        """Whether the caller may end the actor: nobody else has adopted it, and from now on nobody
+        can adopt it."""
         with self._lock:
             if owner != self._owner:
                 return False
@@ -124,7 +131,8 @@ class OwnedActor(ABC):
         """Ends what the actor started: its owner is gone."""
 
     def _watch(self, abandoned_s: float, group: Any) -> None:
-        """Ends the actor when its owner has sent no heartbeat for so long, counted in rounds: a machine that stood still counts as one round."""
+        """Ends the actor when its owner has sent no heartbeat for so long, counted in rounds: a
+        machine that stood still counts as one round."""
         from ray.util.placement_group import remove_placement_group
 
         round_s = min(1.0, abandoned_s / 4)
@@ -147,7 +155,8 @@ class OwnedActor(ABC):
 def remote_actor(
     kind: type[OwnedActor], name: str, orders: tuple[str, ...], ownership: tuple[str, ...] = ()
 ) -> Any:
-    """The actor class of `kind`, called `name` in Ray. `orders`: methods that run one after another; `ownership`: those that must not wait for an order."""
+    """The actor class of `kind`, called `name` in Ray. `orders`: methods that run one after
+    another; `ownership`: those that must not wait for an order."""
     import ray
 
     groups: Mapping[str, tuple[str, ...]] = {

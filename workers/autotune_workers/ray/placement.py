@@ -3,8 +3,9 @@
     nodes    bundles of the group, in the order of the node ranks
     bundle   resources of one node: {"CPU": ranks * CPUs of a rank, "GPU": ranks * GPUs of a rank}
 
-Several bundles are placed on as many different nodes. Where the nodes carry the label `ray.io/gpu-domain` (nodes joined by NVLink or the like)
-and one domain has enough of them, all are placed in one domain; Ray offers this since 2.60. A group that has no room waits as PENDING.
+Several bundles are placed on as many different nodes. Where the nodes carry the label
+`ray.io/gpu-domain` (nodes joined by NVLink or the like) and one domain has enough of them, all are
+placed in one domain; Ray offers this since 2.60. A group that has no room waits as PENDING.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def place_nodes(
     lifetime: str | None,
     left_out: Collection[str] = (),
 ) -> Any:
-    """Asks for a placement group and returns it at once, placed or not. `lifetime`: None, or "detached" for one that outlives its driver; `left_out`: nodes
-    that it must not use.
+    """Asks for a placement group and returns it at once, placed or not. `lifetime`: None, or
+    "detached" for one that outlives its driver; `left_out`: nodes that it must not use.
 
     Needs the head of the cluster: call it through `RayCluster.ask`.
     """
@@ -47,7 +48,8 @@ def place_nodes(
 def avoiding(
     living: Iterable[Mapping[str, Any]], left_out: Collection[str], bundles: int
 ) -> dict[str, Any]:
-    """The argument of `placement_group` that keeps its bundles off the nodes of these names; `living`: as `ray.nodes()` lists them."""
+    """The argument of `placement_group` that keeps its bundles off the nodes of these names;
+    `living`: as `ray.nodes()` lists them."""
     numbers = sorted(
         str(node["NodeID"]) for node in living if node["Alive"] and is_among(node, left_out)
     )
@@ -79,7 +81,8 @@ def _is_address(name: str) -> bool:
 
 
 def strategy(nodes: int, *, in_domain: bool) -> dict[str, Any]:
-    """The arguments of `placement_group` that say where the bundles go. `in_domain`: whether one domain has enough nodes."""
+    """The arguments of `placement_group` that say where the bundles go. `in_domain`: whether one
+    domain has enough nodes."""
     if nodes == 1:
         return {"strategy": "STRICT_PACK"}
     if in_domain:
@@ -88,7 +91,8 @@ def strategy(nodes: int, *, in_domain: bool) -> dict[str, Any]:
 
 
 def domain_of(living: Iterable[Mapping[str, Any]], nodes: int, bundle: Mapping[str, float]) -> str:
-    """A domain with at least so many living nodes that are large enough for the bundle, whether they are free now or not; empty: there is none.
+    """A domain with at least so many living nodes that are large enough for the bundle, whether
+    they are free now or not; empty: there is none.
 
     `living`: as `ray.nodes()` lists them.
     """

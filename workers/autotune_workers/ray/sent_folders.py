@@ -1,4 +1,5 @@
-"""Folders that are sent along to the nodes of a Ray cluster: a program's, or that of the module that builds a model.
+"""Folders that are sent along to the nodes of a Ray cluster: a program's, or that of the module
+that builds a model.
 
 Ray keeps each packed folder once, and brings it to a node when something there asks for it.
 """
@@ -15,7 +16,8 @@ from autotune_workers.process.program.launch import UPLOAD
 from autotune_workers.ray.nodes.program_folder import PackedFolder, pack, unpack
 
 _REMOVER = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf "$0") >/dev/null 2>&1 &'
-"""a shell that removes a folder once the other end of its input is closed, and is no child of its starter any more"""
+"""a shell that removes a folder once the other end of its input is closed, and is no child of its
+starter any more"""
 
 
 @final
@@ -26,7 +28,8 @@ class SentFolders:
         """`limit_bytes`: most that a folder may have."""
         self._limit_bytes = limit_bytes
         self._packed: dict[str, PackedFolder] = {}
-        """by folder: all trials of a runner run the same files, also when somebody edits them meanwhile"""
+        """by folder: all trials of a runner run the same files, also when somebody edits them
+        meanwhile"""
         self._sent: dict[str, Any] = {}
         """references to the packages that Ray has, by digest"""
 
@@ -51,7 +54,8 @@ class SentFolders:
 
 
 def folder_of_module(request: Mapping[str, Any]) -> str:
-    """The folder that is sent along for a native trial of a model that code builds; empty where nodes have it. `request`: as plain values."""
+    """The folder that is sent along for a native trial of a model that code builds; empty where
+    nodes have it. `request`: as plain values."""
     code = request["workload"]["model"].get("code") or {}
     uploads = request["trainer_options"].get("working_dir") == UPLOAD
     return str(code.get("folder", "")) if uploads else ""

@@ -1,11 +1,14 @@
-"""A Ray Train loop under measurement: what takes the place of `ray.train.report` in a trial's workers, and the recorder to which all of them report.
+"""A Ray Train loop under measurement: what takes the place of `ray.train.report` in a trial's
+workers, and the recorder to which all of them report.
 
     MeasuredReports   in each worker: times the span between two reports, sends it with the metrics to the recorder, ends the loop when told to
     Recorder          one actor per trial: joins the reports of all ranks into steps, and decides after which step the loop ends
 
-A step is what lies between two reports of one rank, without the time that reporting takes; its time is that of the slowest rank. Ray's own report is
-not called: it blocks until Ray Train's controller looks for it, every two seconds (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S), and a trial keeps no
-checkpoints. All ranks must report equally often, as Ray asks of them anyway, so the end comes at the same step for all.
+A step is what lies between two reports of one rank, without the time that reporting takes; its time
+is that of the slowest rank. Ray's own report is not called: it blocks until Ray Train's controller
+looks for it, every two seconds (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S), and a trial keeps no
+checkpoints. All ranks must report equally often, as Ray asks of them anyway, so the end comes at
+the same step for all.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ PASSED_ON = ("grad_norm", "step_time_s", "tokens_per_s", "peak_memory_bytes")
 
 
 class TrialOver(BaseException):
-    """Leaves the user's loop. Not an `Exception`, so that a loop that goes on after errors ends too."""
+    """Leaves the user's loop. Not an `Exception`, so that a loop that goes on after errors ends
+    too."""
 
 
 class Recorder:
@@ -44,7 +48,8 @@ class Recorder:
         self._workers.append(worker)
 
     def report(self, rank: int, step: int, row: dict[str, float]) -> bool:
-        """What a rank says of a step (nothing of its first one, unless it timed that itself). Whether the loop ends here."""
+        """What a rank says of a step (nothing of its first one, unless it timed that itself).
+        Whether the loop ends here."""
         self._highest = max(self._highest, step)
         if self._last is not None and step >= self._last:
             return True
@@ -70,7 +75,8 @@ class Recorder:
 
 
 def joined(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """One step of all ranks: the longest time, the largest peak, the mean loss, and rank 0's other figures."""
+    """One step of all ranks: the longest time, the largest peak, the mean loss, and rank 0's other
+    figures."""
     row = dict(rows[min(rows)])
     for name in ("step_time_s", "peak_memory_bytes"):
         row |= (
@@ -81,7 +87,8 @@ def joined(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 class MeasuredReports:
-    """Stands in for Ray Train's functions in a worker: everything but `report` is passed on to them."""
+    """Stands in for Ray Train's functions in a worker: everything but `report` is passed on to
+    them."""
 
     def __init__(self, functions: Any, recorder: Any, rank: int) -> None:
         self._functions, self._recorder, self._rank = functions, recorder, rank

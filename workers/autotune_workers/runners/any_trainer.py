@@ -1,4 +1,5 @@
-"""What the `local` and the `ray` runner share: the native trainer runs on gangs of warm ranks, the programs of all other trainers are started as they are."""
+"""What the `local` and the `ray` runner share: the native trainer runs on gangs of warm ranks, the
+programs of all other trainers are started as they are."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class AnyTrainerRunner(GangRunner):
 
     @classmethod
     def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a program that is not where this machine and those of the study's job see it, and for data that cannot be used. A container's files are not seen."""
+        """Raises `RunnerError` for a program that is not where this machine and those of the
+        study's job see it, and for data that cannot be used. A container's files are not seen."""
         if in_container():
             return
         check_program(study, smallest)
@@ -60,14 +62,16 @@ class AnyTrainerRunner(GangRunner):
 
     @property
     def trainers(self) -> Sequence[str]:
-        """Every trainer that a launch starts; whether its program is installed shows when a trial starts it."""
+        """Every trainer that a launch starts; whether its program is installed shows when a trial
+        starts it."""
         return (
             NATIVE,
             *(name for name in trainer_names() if name != NATIVE and not python_line(name)),
         )
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when
+        nothing can be run."""
         self.check(request)
         if request.trainer == NATIVE:
             super().start(request)

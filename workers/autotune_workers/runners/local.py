@@ -1,9 +1,13 @@
-"""The `local` runner: warm rank processes on this machine, without Ray. A GPU per rank where there are GPUs, else CPU ranks.
+"""The `local` runner: warm rank processes on this machine, without Ray. A GPU per rank where there
+are GPUs, else CPU ranks.
 
-Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
-came back clean is kept; one that died, hung or leaks is replaced at once, in the background. Trials of several runners on one machine take turns (`turn_queue`).
+Ranks are started when they are first needed and stay: torch is imported and the CUDA context made
+once. A rank that failed its trial but came back clean is kept; one that died, hung or leaks is
+replaced at once, in the background. Trials of several runners on one machine take turns
+(`turn_queue`).
 
-The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program.attempt`).
+The native trainer runs on these ranks; the programs of all other trainers are started as they are
+(`process.program.attempt`).
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ from autotune_workers.runners.turn_queue import LOOK_EVERY_S, TurnQueue
 from autotune_workers.training.faults import Fault
 
 MIN_CPU_RANKS = 8
-"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
+"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small
+machine"""
 
 
 class LocalRunner(AnyTrainerRunner):
@@ -91,10 +96,12 @@ class LocalRunner(AnyTrainerRunner):
         trial: str = TRIAL,
         collectives: str = "",
     ) -> None:
-        """`max_ranks`: ranks at once; None means one per GPU, or on CPU one per CPU and at least 8. `device`: auto, cpu or cuda.
+        """`max_ranks`: ranks at once; None means one per GPU, or on CPU one per CPU and at least 8.
+        `device`: auto, cpu or cuda.
 
-        `trial`: `module:function` of the training loop, `collectives`: `module:name` of a backend of torch.distributed, both for tests.
-        Raises `RunnerError` when cuda is asked for and not there.
+        `trial`: `module:function` of the training loop, `collectives`: `module:name` of a backend
+        of torch.distributed, both for tests. Raises `RunnerError` when cuda is asked for and not
+        there.
         """
         gpus, capacity = _resources(max_ranks, device)
         self._gpus = gpus
@@ -129,8 +136,8 @@ class LocalRunner(AnyTrainerRunner):
             check_data(study)
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait for its turn on this machine and for free ranks. Raises `RunnerError` or `MissingExtraError` when
-        nothing can be run."""
+        """Begins the attempt, or lets it wait for its turn on this machine and for free ranks.
+        Raises `RunnerError` or `MissingExtraError` when nothing can be run."""
         if request.trainer == NATIVE:
             check_torch("local")
             check_gpus(self._gpus)
@@ -178,7 +185,8 @@ class LocalRankPools:
         )
 
     def form(self, placement: Placement, study: str) -> Place | None:
-        """The warmest free slots, for any study: ranks that are ready, then those that are starting, then new ones. All are on this machine."""
+        """The warmest free slots, for any study: ranks that are ready, then those that are
+        starting, then new ones. All are on this machine."""
         size = placement.world_size
         free = [p for p in range(self.capacity) if p not in self._busy]
         if len(free) < size:
@@ -194,7 +202,8 @@ class LocalRankPools:
         return Place(handles=[self._ranks[p] for p in slots], token=slots)
 
     def wait(self, timeout_s: float) -> list[tuple[RankProcess, Message]]:
-        """Messages of the ranks; the end of a process shows in its closed channel, or at the next call."""
+        """Messages of the ranks; the end of a process shows in its closed channel, or at the next
+        call."""
         self._selector.select(timeout_s)
         received: list[tuple[RankProcess, Message]] = []
         for slot, rank in list(self._ranks.items()):
@@ -254,7 +263,8 @@ class LocalRankPools:
 
 
 def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
-    """The GPUs that ranks get (none means CPU ranks), and ranks at once. Raises `SpecError` or `RunnerError` for options that make no sense here."""
+    """The GPUs that ranks get (none means CPU ranks), and ranks at once. Raises `SpecError` or
+    `RunnerError` for options that make no sense here."""
     one_of("runner.device", device, ("auto", "cpu", "cuda"))
     if max_ranks is not None:
         positive_int("runner.max_ranks", max_ranks, at_most=1024)

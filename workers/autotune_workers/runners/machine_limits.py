@@ -1,4 +1,5 @@
-"""What this machine cannot run, found out without starting anything. The runners share these checks.
+"""What this machine cannot run, found out without starting anything. The runners share these
+checks.
 
 All raise `RunnerError` (or `MissingExtraError`) with the law, the values and the remedy.
 """
@@ -26,14 +27,16 @@ from autotune_workers.training.torch_version import check_torch_version
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """one of these is there with NVIDIA's driver, with that of WSL, with AMD's"""
 _NO_GPU = ("", "-1", "NoDevFiles")
-"""the driver ignores these words and all behind them; Slurm writes the last one for a job without GPUs"""
+"""the driver ignores these words and all behind them; Slurm writes the last one for a job without
+GPUs"""
 _PLATFORM = re.compile(r"^(cuda|hip|xpu)\b.*=\s*['\"][^'\"]+['\"]", re.MULTILINE)
 _PYTHONS = ("python", "python3")
 """one of these makes a folder of programs an environment"""
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA context."""
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA
+    context."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         names = map(str.strip, listed.split(","))
@@ -50,7 +53,8 @@ def _count_gpus() -> int:
 
 
 def check_gpus(gpus: Sequence[str]) -> None:
-    """Raises when the native trainer cannot use the GPUs that this process was given: their driver is missing, or torch was built without GPUs."""
+    """Raises when the native trainer cannot use the GPUs that this process was given: their driver
+    is missing, or torch was built without GPUs."""
     if not gpus:
         return
     if not any(map(os.path.exists, GPU_DRIVERS)):
@@ -74,7 +78,8 @@ def check_gpus(gpus: Sequence[str]) -> None:
 
 
 def is_torch_for_gpus() -> bool:
-    """Whether torch was built for GPUs, as its file `version.py` says (`cuda = '12.8'` for instance); torch is not imported."""
+    """Whether torch was built for GPUs, as its file `version.py` says (`cuda = '12.8'` for
+    instance); torch is not imported."""
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
         return False
@@ -90,7 +95,8 @@ def check_device(
     where: str = "on this machine",
     error: type[RunnerError] = RunnerError,
 ) -> None:
-    """Raises `error` when a study of GPUs would train on the CPU and nobody asked for that. `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
+    """Raises `error` when a study of GPUs would train on the CPU and nobody asked for that.
+    `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
     gpu = study.workload.cluster.gpu
     if not gpu.is_cpu and not on_gpu:
         raise error(
@@ -112,21 +118,24 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
 
 
 def check_torch(runner: str) -> None:
-    """Raises when the torch of the native trainer is missing, or of a release that it was not checked with."""
+    """Raises when the torch of the native trainer is missing, or of a release that it was not
+    checked with."""
     require_extra("native", f"the 'native' trainer on the {runner!r} runner")
     check_torch_version()
 
 
 def check_data(study: Study) -> None:
-    """Raises when the study's data cannot be read here, is too short, or holds ids beyond the vocabulary: every config would fail of it."""
+    """Raises when the study's data cannot be read here, is too short, or holds ids beyond the
+    vocabulary: every config would fail of it."""
     model = study.workload.model
     if model.code is None or model.code.reads_tokens:
         token_file(study.data, seq_len=study.workload.seq_len, vocab_size=model.vocab_size)
 
 
 def check_program(study: Study, config: ParallelConfig) -> None:
-    """Raises when the program or its folder is not on this machine, and when the launch cannot be written because an option is missing: the
-    config is legal, so nothing else of the trainer speaks against it."""
+    """Raises when the program or its folder is not on this machine, and when the launch cannot be
+    written because an option is missing: the config is legal, so nothing else of the trainer speaks
+    against it."""
     if study.trainer == NATIVE:
         check_torch(study.runner)
         return
@@ -161,7 +170,8 @@ def check_launch(name: str, launch: Launch) -> None:
 
 
 def check_environment(name: str, launch: Launch) -> None:
-    """The environment whose Python starts a launch of the `name` trainer, where it names one; the one in PATH does not take its place."""
+    """The environment whose Python starts a launch of the `name` trainer, where it names one; the
+    one in PATH does not take its place."""
     if not launch.python:
         return
     named = os.path.basename(launch.python)

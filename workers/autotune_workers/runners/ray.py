@@ -1,9 +1,12 @@
-"""The `ray` runner: gangs of rank actors for the native trainer, and whole nodes for the programs of all others, on a Ray cluster.
+"""The `ray` runner: gangs of rank actors for the native trainer, and whole nodes for the programs
+of all others, on a Ray cluster.
 
-Each has a placement group. Its actors stay between trials, so that a trial of the same shape starts warm; a group whose resources are needed
-for another shape is removed. On a cluster that was joined, gangs outlive the runner for a while: the runner of the study's next controller adopts
-them with what they are running (`adoption`); programs end. The runner never waits for Ray without a deadline: it listens to all ranks at once with `ray.wait`,
-and a call that Ray cannot answer now (unreachable is not dead) is repeated; the actor keeps its rank's messages until they are confirmed.
+Each has a placement group. Its actors stay between trials, so that a trial of the same shape starts
+warm; a group whose resources are needed for another shape is removed. On a cluster that was joined,
+gangs outlive the runner for a while: the runner of the study's next controller adopts them with
+what they are running (`adoption`); programs end. The runner never waits for Ray without a deadline:
+it listens to all ranks at once with `ray.wait`, and a call that Ray cannot answer now (unreachable
+is not dead) is repeated; the actor keeps its rank's messages until they are confirmed.
 """
 
 from __future__ import annotations
@@ -81,12 +84,16 @@ class RayRunner(AnyTrainerRunner):
         leave_out: Sequence[str] = (),
         trial: str = TRIAL,
     ) -> None:
-        """Joins the cluster at `address` (or in RAY_ADDRESS), else starts one on this machine with `num_cpus` and `num_gpus`.
+        """Joins the cluster at `address` (or in RAY_ADDRESS), else starts one on this machine with
+        `num_cpus` and `num_gpus`.
 
-        `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start Ray's dashboard, on loopback. `abandoned_s`: how
-        long gangs wait for the next controller when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no sign of
-        life before it counts as lost. `env`, `node_env`: variables for ranks and programs on all nodes, and on one by its hostname or address.
-        `upload_limit_mb`: most that the folder of a program or module may have to be sent along. `leave_out`: hostnames or addresses of nodes that get no ranks. Raises `RunnerError` when Ray cannot be joined or started.
+        `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start
+        Ray's dashboard, on loopback. `abandoned_s`: how long gangs wait for the next controller
+        when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no
+        sign of life before it counts as lost. `env`, `node_env`: variables for ranks and programs
+        on all nodes, and on one by its hostname or address. `upload_limit_mb`: most that the folder
+        of a program or module may have to be sent along. `leave_out`: hostnames or addresses of
+        nodes that get no ranks. Raises `RunnerError` when Ray cannot be joined or started.
         """
         positive("runner.abandoned_s", abandoned_s)
         positive("runner.lost_s", lost_s)
@@ -128,7 +135,8 @@ class RayRunner(AnyTrainerRunner):
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `SpecError` for options that no cluster can have, `RunnerError` for a trainer that only Python can start."""
+        """Raises `SpecError` for options that no cluster can have, `RunnerError` for a trainer that
+        only Python can start."""
         super().preflight(study)
         options = study.runner_options
         NodeEnvironment.of(options.get("env"), options.get("node_env"))
@@ -137,8 +145,9 @@ class RayRunner(AnyTrainerRunner):
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a folder that is too large to be sent along, and where no cluster is named and the one that would be started on
-        this machine is too small, or lacks the program or usable data.
+        """Raises `RunnerError` for a folder that is too large to be sent along, and where no
+        cluster is named and the one that would be started on this machine is too small, or lacks
+        the program or usable data.
 
         A cluster that is joined, or was joined already, is asked once the study runs.
         """
@@ -201,9 +210,11 @@ class RayRunner(AnyTrainerRunner):
         )
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
-        """Takes over the gangs that an earlier runner left behind for this study. Returns those of `attempts` that they run, or have ended.
+        """Takes over the gangs that an earlier runner left behind for this study. Returns those of
+        `attempts` that they run, or have ended.
 
-        Idle gangs wait for the next trial of their size; a gang that runs another attempt, or is not complete, is ended.
+        Idle gangs wait for the next trial of their size; a gang that runs another attempt, or is
+        not complete, is ended.
         """
         adopted = []
         for adopted_gang in self._ray_pools.adopt(study):
@@ -264,7 +275,8 @@ def _cpus(asked: int | None) -> int:
 
 
 def _name_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> None:
-    """Warns of variables for nodes that are not in the cluster. That is no error: such a node may come back later."""
+    """Warns of variables for nodes that are not in the cluster. That is no error: such a node may
+    come back later."""
     if not environment.node_env:
         return
     hostnames, addresses = cluster.hostnames(), cluster.addresses()

@@ -1,8 +1,10 @@
-"""The `ray_train` runner: trials of a `ray.train.torch.TorchTrainer` that Python code passes (`autotune.ray.tune_torch_trainer`).
+"""The `ray_train` runner: trials of a `ray.train.torch.TorchTrainer` that Python code passes
+(`autotune.ray.tune_torch_trainer`).
 
-Each trial is a run of that trainer with the config in `train_loop_config`, one after another. Its workers report to a recorder
-(`autotune_workers.ray.train_loop`); the same state machine as for programs (`process.program`) reads the steps and decides when the trial is measured,
-late or diverging. Then the loop ends at its next report; a loop that does not is ended with its workers.
+Each trial is a run of that trainer with the config in `train_loop_config`, one after another. Its
+workers report to a recorder (`autotune_workers.ray.train_loop`); the same state machine as for
+programs (`process.program`) reads the steps and decides when the trial is measured, late or
+diverging. Then the loop ends at its next report; a loop that does not is ended with its workers.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class RayTrainRunner:
     def with_config(
         trainer: Any, config: ParallelConfig, *, loop: Any = None, run_config: Any = None
     ) -> Any:
-        """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one worker for each rank; with another loop or
-        run config where they are given."""
+        """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and
+        one worker for each rank; with another loop or run config where they are given."""
         return type(trainer)(
             loop or trainer.train_loop_per_worker,
             train_loop_config={**(trainer.train_loop_config or {}), **config.values()},
@@ -90,8 +92,8 @@ class RayTrainRunner:
 
     @staticmethod
     def check_trainer(trainer: Any) -> None:
-        """Raises `MissingExtraError` without Ray Train, and `RunnerError` for anything but a TorchTrainer of Ray Train 2 with a fixed number of
-        workers."""
+        """Raises `MissingExtraError` without Ray Train, and `RunnerError` for anything but a
+        TorchTrainer of Ray Train 2 with a fixed number of workers."""
         try:
             from ray.train.torch import TorchTrainer
         except ImportError as error:
@@ -116,7 +118,8 @@ class RayTrainRunner:
             )
 
     def _cpus(self) -> int:
-        """CPUs of a cluster that is started here: enough for all workers, however few the machine has."""
+        """CPUs of a cluster that is started here: enough for all workers, however few the machine
+        has."""
         of_worker = (self._trainer.scaling_config.resources_per_worker or {}).get("CPU", 1)
         return max(usable_cores(), int(of_worker * self._capacity) + 1)
 
@@ -288,7 +291,8 @@ class _Run:
 
 
 def evidence_of(error: BaseException) -> Evidence:
-    """What a failed run says: of the ranks that failed, the strongest evidence; else that of the error itself."""
+    """What a failed run says: of the ranks that failed, the strongest evidence; else that of the
+    error itself."""
     failures = getattr(error, "worker_failures", None) or {}
     found = [_of_worker(failure, rank) for rank, failure in failures.items()]
     controller = getattr(error, "controller_failure", error)

@@ -1,16 +1,19 @@
-"""A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and injectable faults.
+"""A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and
+injectable faults.
 
-A trial's outcome is a deterministic function of (seed, values of the knobs that the estimate reads, how often the config was measured before
-in its study, faults), whatever the order of calls: an interrupted study that is resumed ends like an undisturbed one. Only faults that a
-second attempt may avoid (a lost worker) are drawn for each attempt. Every config has a true step time and peak memory of its own, which the
-estimate misses by a constant factor:
+A trial's outcome is a deterministic function of (seed, values of the knobs that the estimate reads,
+how often the config was measured before in its study, faults), whatever the order of calls: an
+interrupted study that is resumed ends like an undisturbed one. Only faults that a second attempt
+may avoid (a lost worker) are drawn for each attempt. Every config has a true step time and peak
+memory of its own, which the estimate misses by a constant factor:
 
     step time  T(c) = estimate(c) * exp(bias * z_t(c))         z ~ N(0, 1), drawn once per config from the seed
     peak       M(c) = estimate(c) * exp(memory_bias * z_m(c))  above the GPU's memory the trial fails: OUT_OF_MEMORY
     one step   t_i  = T(c) * exp(noise * e_i), e_i ~ N(0, 1); one step in `outlier_every` takes three times as long
 
-Assumptions: steps are independent, ranks never differ, set-up takes a constant time. Losses fall along a fixed curve that depends on
-neither config nor noise, except that fp16 skips its first step, as a loss scale that starts too high does.
+Assumptions: steps are independent, ranks never differ, set-up takes a constant time. Losses fall
+along a fixed curve that depends on neither config nor noise, except that fp16 skips its first step,
+as a loss scale that starts too high does.
 """
 
 from __future__ import annotations
@@ -52,8 +55,8 @@ FAULTS: Mapping[str, FailureKind | None] = {
     "duplicate": None,
     "late": None,
 }
-"""What can be injected. `duplicate` ends the attempt twice and `late` reports steps after its end: breaches of the runner's contract that a
-loop has to survive."""
+"""What can be injected. `duplicate` ends the attempt twice and `late` reports steps after its end:
+breaches of the runner's contract that a loop has to survive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,8 @@ class SimulatedFault:
 def read_faults(
     faults: Mapping[str, float] | Sequence[Mapping[str, Any]],
 ) -> tuple[SimulatedFault, ...]:
-    """The faults of a runner's option: probabilities by kind, or one mapping per fault. Raises `SpecError` for anything else."""
+    """The faults of a runner's option: probabilities by kind, or one mapping per fault. Raises
+    `SpecError` for anything else."""
     if isinstance(faults, Mapping):
         return tuple(SimulatedFault(kind=kind, probability=p) for kind, p in faults.items())
     try:
@@ -127,11 +131,13 @@ class SimulatedRunner:
         capacity: int = UNLIMITED_RANKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above; `outlier_every`: 0 means never.
-        `gradient_noise`: noise scale of the gradient, sequences, which every trial reports.
+        """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above;
+        `outlier_every`: 0 means never. `gradient_noise`: noise scale of the gradient, sequences,
+        which every trial reports.
 
-        `faults`: `{"hang": 0.1}` (probability of each attempt) or `[{"kind": "hang", "trial": 3, "attempt": 1}]`. `time_scale`: real seconds
-        per simulated second; 0 plays everything at once. Raises `SpecError` for values that make no sense.
+        `faults`: `{"hang": 0.1}` (probability of each attempt) or `[{"kind": "hang", "trial": 3,
+        "attempt": 1}]`. `time_scale`: real seconds per simulated second; 0 plays everything at
+        once. Raises `SpecError` for values that make no sense.
         """
         for name, value in (
             ("noise", noise),
@@ -364,12 +370,14 @@ class _Outcome:
 
 
 def _digest(request: TrialRequest) -> int:
-    """Of the config, as far as the estimate reads it: a knob that is neutral makes no difference that does not exist."""
+    """Of the config, as far as the estimate reads it: a knob that is neutral makes no difference
+    that does not exist."""
     return zlib.crc32(SIMULATED_RUNNER.key(request.config).encode())
 
 
 def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, str]:
-    """How many steps the trial's own stop rule counts, and why it ended early (empty when it did not)."""
+    """How many steps the trial's own stop rule counts, and why it ended early (empty when it did
+    not)."""
     from autotune.stopping import trial_decision
 
     for steps in range(1, len(times) + 1):

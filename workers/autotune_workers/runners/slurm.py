@@ -1,6 +1,8 @@
-"""The `slurm` runner: programs on the nodes of a Slurm job, without Ray. One step of srun per attempt holds a keeper on each of its nodes (`autotune_workers.slurm`).
+"""The `slurm` runner: programs on the nodes of a Slurm job, without Ray. One step of srun per
+attempt holds a keeper on each of its nodes (`autotune_workers.slurm`).
 
-Nodes need Python alone, so that programs may run in a container that knows nothing of autotune. The native trainer is no program: `runner: ray` runs it in a job.
+Nodes need Python alone, so that programs may run in a container that knows nothing of autotune. The
+native trainer is no program: `runner: ray` runs it in a job.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ class SlurmRunner(ProgramRunner):
         leave_out: Sequence[str] = (),
         patience: Patience | None = None,
     ) -> None:
-        """`gpus_per_node`: that programs use on each node; None: as many as the first one has. `leave_out`: hostnames of nodes that get no ranks. Raises `RunnerError` outside of a job."""
+        """`gpus_per_node`: that programs use on each node; None: as many as the first one has.
+        `leave_out`: hostnames of nodes that get no ranks. Raises `RunnerError` outside of a job."""
         check_names("runner.leave_out", leave_out)
         self._slurm = SlurmPlaces(_job(), _ranks_per_node(_gpus(gpus_per_node)), left_out=leave_out)
         super().__init__(self._slurm, patience=patience)
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `RunnerError` for what is no program of the nodes' own, `SpecError` for a wrong option."""
+        """Raises `RunnerError` for what is no program of the nodes' own, `SpecError` for a wrong
+        option."""
         if study.trainer == NATIVE:
             raise RunnerError(
                 "the 'slurm' runner starts programs, but the 'native' trainer trains in autotune's own processes",
@@ -90,7 +94,8 @@ class SlurmRunner(ProgramRunner):
 
     @classmethod
     def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a program that is not where this machine and those of the study's job see it."""
+        """Raises `RunnerError` for a program that is not where this machine and those of the
+        study's job see it."""
         if not in_container():
             check_program(study, smallest)
 
@@ -100,7 +105,8 @@ class SlurmRunner(ProgramRunner):
         return tuple(name for name in trainer_names() if name != NATIVE and not python_line(name))
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until nodes are free. Raises `RunnerError` when nothing can be run."""
+        """Begins the attempt, or lets it wait until nodes are free. Raises `RunnerError` when
+        nothing can be run."""
         if self._closed:
             raise RunnerError("the runner is closed", remedy="create a new runner")
         if request.trainer not in self.trainers:

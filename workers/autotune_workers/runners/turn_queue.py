@@ -1,7 +1,9 @@
-"""Attempts of one runner that wait for the turn of this machine (`process.machine_turn`), and those that measure in it.
+"""Attempts of one runner that wait for the turn of this machine (`process.machine_turn`), and those
+that measure in it.
 
-The turn is taken for an attempt and given back when no attempt of the runner is left. While another process waits for it, no further attempt begins: of a
-study that runs several at once, too, each turn ends.
+The turn is taken for an attempt and given back when no attempt of the runner is left. While another
+process waits for it, no further attempt begins: of a study that runs several at once, too, each
+turn ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Keepers on the nodes of an allocation of Slurm: programs run there without Ray, in containers too.
+"""Keepers on the nodes of an allocation of Slurm: programs run there without Ray, in containers
+too.
 
 places.py         the nodes of the allocation as program places: which are free, which are lost, who has connected
 keeper_step.py    one step of srun that holds a keeper on each node of an attempt, and a look whether a node answers

@@ -35,7 +35,8 @@ END_S = 8.0
 STRAGGLER_S = 10.0
 """for the other nodes to connect once one has, and srun has named trouble"""
 SLOW_S = 60.0
-"""for the nodes to connect, before it is looked whether they are there: an image may take minutes to be loaded"""
+"""for the nodes to connect, before it is looked whether they are there: an image may take minutes
+to be loaded"""
 LOOK_S = 20.0
 """for a node to answer whether it is there"""
 LOST_S = 12
@@ -208,7 +209,8 @@ class KeeperStep:
             node.name = ""
 
     def end(self, end_s: float = 0.0) -> None:
-        """Has it end; `is_over` once it has. `end_s`: until when it is waited for the programs to end."""
+        """Has it end; `is_over` once it has. `end_s`: until when it is waited for the programs to
+        end."""
         for node in self.nodes:
             if node.keeper is not None:
                 node.keeper.close(max(0.0, end_s - time.monotonic()))

@@ -1,9 +1,11 @@
-"""What a step starts on each of its nodes, as `python3 -I -c TEXT PORT`: connects to the runner, receives the keeper and becomes it. Python 3.10 and its standard library are enough.
+"""What a step starts on each of its nodes, as `python3 -I -c TEXT PORT`: connects to the runner,
+receives the keeper and becomes it. Python 3.10 and its standard library are enough.
 
     node -> runner   {"token": T, "node": NAME, "step": NUMBER, "address": A, "port": P, "environment": {...}}
     runner -> node   how many bytes follow, as a line; {PATH: TEXT, ...}        then both speak as in `process.keeper`
 
-The token comes as a variable, which no other user can read. `address`: of this node for the others, with a port that is free there.
+The token comes as a variable, which no other user can read. `address`: of this node for the others,
+with a port that is free there.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def received(channel: socket.socket, size: int) -> bytes:
 
 
 def connected(port: int) -> socket.socket:
-    """A connection to the runner, on the node that started this step. Ends the process where there is none."""
+    """A connection to the runner, on the node that started this step. Ends the process where there
+    is none."""
     several = os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
     tried = []
     for host in filter(

@@ -1,4 +1,5 @@
-"""Program places on the nodes of an allocation: whole nodes, each with a keeper that a step of srun holds there for one attempt.
+"""Program places on the nodes of an allocation: whole nodes, each with a keeper that a step of srun
+holds there for one attempt.
 
 free    no attempt uses the node                   busy    until its step is over
 lost    its keeper went silent, or its step could not be started there: no attempt gets it until Slurm starts a step on it again
@@ -83,7 +84,8 @@ class SlurmPlaces:
         return "left out"
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
-        """So many nodes; None while other attempts use them. Where nodes are lost it waits for them, or for others."""
+        """So many nodes; None while other attempts use them. Where nodes are lost it waits for
+        them, or for others."""
         if nodes > len(self._hosts) or ranks_per_node > self._ranks_per_node:
             return None
         step = KeeperStep(self._job, nodes)
@@ -105,7 +107,8 @@ class SlurmPlaces:
         return True
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the nodes. Raises `JobEndedError` once Slurm has told a step to end, as at the beginning of a preemption."""
+        """Messages of the nodes. Raises `JobEndedError` once Slurm has told a step to end, as at
+        the beginning of a preemption."""
         restless = self._lost or any(step.is_ending or not step.is_ready for step in self._steps)
         received: list[tuple[Any, Message]] = []
         for key, _ in self._selector.select(min(timeout_s, LOOK_S) if restless else timeout_s):
@@ -244,7 +247,8 @@ class SlurmPlaces:
         return said
 
     def _take_back(self, step: KeeperStep) -> None:
-        """Slurm can start nothing on any of its nodes, as while its controller restarts: the attempt waits, and has lost nothing."""
+        """Slurm can start nothing on any of its nodes, as while its controller restarts: the
+        attempt waits, and has lost nothing."""
         hosts = [node.name for node in step.nodes]
         step.give_back()
         self._steps.remove(step)

@@ -1,4 +1,5 @@
-"""Faults that a rank does to itself, so that every failure can be seen with the real thing. For tests and drills only.
+"""Faults that a rank does to itself, so that every failure can be seen with the real thing. For
+tests and drills only.
 
 A fault happens on one rank, at one place of a trial:
 
@@ -7,7 +8,8 @@ A fault happens on one rank, at one place of a trial:
                     then the rank is in the middle of a step, and with peers waiting for it in a collective
     in_forward      in the first forward pass of step k, on the thread that trains
 
-Two faults do not end the rank: the gradients of the rank are multiplied by `factor` before ranks sum them, in one step (spike) or from it on (corrupt).
+Two faults do not end the rank: the gradients of the rank are multiplied by `factor` before ranks
+sum them, in one step (spike) or from it on (corrupt).
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ class Injector:
         hook = register_module_forward_pre_hook(do)
 
     def _distort(self, step: int) -> None:
-        """Multiplies what flows back into the model in this step, and with it all gradients of this rank."""
+        """Multiplies what flows back into the model in this step, and with it all gradients of this
+        rank."""
         from torch import Tensor, nn
         from torch.nn.modules.module import register_module_full_backward_pre_hook
 
@@ -177,7 +180,8 @@ def _do(fault: Fault) -> None:
 
 
 def _exhaust() -> None:
-    """Takes memory with torch's own allocator, on the device that the trial uses, until it refuses."""
+    """Takes memory with torch's own allocator, on the device that the trial uses, until it
+    refuses."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

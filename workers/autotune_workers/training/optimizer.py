@@ -1,10 +1,12 @@
-"""The optimizer of a trial on the fp32 tensors of this rank, with a learning rate that follows the batch size.
+"""The optimizer of a trial on the fp32 tensors of this rank, with a learning rate that follows the
+batch size.
 
     adamw, sgd   work on plain tensors, whatever cut the weights
     muon         makes the update of a matrix orthogonal (Jordan et al. 2024); embeddings, norms, biases and the output projection take AdamW
     adafactor    keeps the squares' sums over rows and columns (Shazeer and Stern 2018, arXiv:1804.04235)
 
-The last two need whole matrices, so they go with weights and optimizer states that nothing cuts: tp=1 and zero_stage=0.
+The last two need whole matrices, so they go with weights and optimizer states that nothing cuts:
+tp=1 and zero_stage=0.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from autotune_workers.training.parallel.gradient_sync import Shard
 from autotune_workers.training.torch_internals import scale_all
 
 LEARNING_RATES = {"adamw": 3e-4, "sgd": 1e-2, "muon": 3e-4, "adafactor": 1e-2}
-"""usual ones; muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982, section 2.2), so that it takes AdamW's,
-and adafactor's is relative to the size of the weights"""
+"""usual ones; muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982,
+section 2.2), so that it takes AdamW's, and adafactor's is relative to the size of the weights"""
 WHOLE_MATRICES = ("muon", "adafactor")
 """optimizers whose update of an element depends on the whole matrix"""
 CLIP_NORM = 1.0
@@ -32,10 +34,12 @@ CLIP_NORM = 1.0
 
 
 def learning_rate(request: TrialRequest) -> float:
-    """The trainer option `learning_rate` (or the usual one of the optimizer), scaled to the config's global batch.
+    """The trainer option `learning_rate` (or the usual one of the optimizer), scaled to the
+    config's global batch.
 
-    The option is meant for the smallest global batch of the workload. Larger ones take more, as the statistical efficiency of a batch
-    presupposes (`autotune.reward.goodput`). Raises `ConfigError` for a rate that is no finite number of at least 0.
+    The option is meant for the smallest global batch of the workload. Larger ones take more, as the
+    statistical efficiency of a batch presupposes (`autotune.reward.goodput`). Raises `ConfigError`
+    for a rate that is no finite number of at least 0.
     """
     workload = request.workload
     rate = request.trainer_options.get("learning_rate", LEARNING_RATES[workload.optimizer])
@@ -103,7 +107,8 @@ def _adamw(tensors: list[Tensor], rate: float) -> torch.optim.AdamW:
 
 
 def clip(gradients: Sequence[Tensor | None], *, norm: float, loss_scale: float) -> None:
-    """Divides the gradients by the loss scale, and shortens them to `CLIP_NORM` when their global norm is larger."""
+    """Divides the gradients by the loss scale, and shortens them to `CLIP_NORM` when their global
+    norm is larger."""
     factor = min(1.0, CLIP_NORM / (norm + 1e-6)) / loss_scale
     if factor != 1.0:
         scale_all(gradients, factor)

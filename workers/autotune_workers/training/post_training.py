@@ -1,15 +1,20 @@
-"""A step on sequences of unequal length: of fine-tuning, or the trainer's phases of a step of post-training without anything that generates.
+"""A step on sequences of unequal length: of fine-tuning, or the trainer's phases of a step of
+post-training without anything that generates.
 
     log_prob, reference    forward passes over all sequences, no logits kept beyond a micro-batch; the reference is a frozen copy of the policy
     update                 epochs x mini-batches optimizer steps, each on micro-batches that are packed by tokens, or counted in sequences
 
-The lengths are drawn from the workload's distribution by the study's seed, so every config sees the same sequences in every step; the tokens are those of the study's data. Ranks
-deal and pack as the cost model simulates it (`autotune.cost.rl.packing`). Where a config packs, or the workload is not padded, sequences lie one behind the other and attend within
-themselves; else a micro-batch is padded to its longest.
+The lengths are drawn from the workload's distribution by the study's seed, so every config sees the
+same sequences in every step; the tokens are those of the study's data. Ranks deal and pack as the
+cost model simulates it (`autotune.cost.rl.packing`). Where a config packs, or the workload is not
+padded, sequences lie one behind the other and attend within themselves; else a micro-batch is
+padded to its longest.
 
-What is trained is the mean log-probability of the next tokens: made-up responses have no rewards, and an advantage for each sequence would cost nothing that can be measured.
+What is trained is the mean log-probability of the next tokens: made-up responses have no rewards,
+and an advantage for each sequence would cost nothing that can be measured.
 
-All ranks meet between two phases, as the programs do whose controller collects each phase's results.
+All ranks meet between two phases, as the programs do whose controller collects each phase's
+results.
 """
 
 from __future__ import annotations
@@ -249,7 +254,8 @@ class PostTraining:
         )
 
     def step(self, inputs: Sequences, targets: Any) -> Outcome:
-        """All phases; collective. The loss is the mean over optimizer steps, the norm the largest of them."""
+        """All phases; collective. The loss is the mean over optimizer steps, the norm the largest
+        of them."""
         self.own_phases_s = {}
         policy = self._training.stages[0]
         if self._asked.generates:

@@ -1,7 +1,9 @@
-"""Number formats of a trial: what the hardware can do, which dtype flows, and dynamic loss scaling for fp16.
+"""Number formats of a trial: what the hardware can do, which dtype flows, and dynamic loss scaling
+for fp16.
 
-Weights, gradients and optimizer state are fp32 in every precision (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1); what the
-precision decides is the dtype of activations and matrix products. A precision that the hardware lacks is refused, never replaced.
+Weights, gradients and optimizer state are fp32 in every precision (Micikevicius et al. 2018,
+arXiv:1710.03740, section 3.1); what the precision decides is the dtype of activations and matrix
+products. A precision that the hardware lacks is refused, never replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ LOSS_SCALE = 2.0**16
 
 
 def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.device) -> None:
-    """Raises `ConfigError` when this device cannot compute in the precision, or fp8 does not go with the rest of the config."""
+    """Raises `ConfigError` when this device cannot compute in the precision, or fp8 does not go
+    with the rest of the config."""
     precision = config.precision
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     where = f"this rank computes on {device.type}" + (
@@ -71,7 +74,8 @@ def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.devi
 
 @contextmanager
 def matrix_products(precision: str) -> Iterator[None]:
-    """Lets fp32 matrix products round to tf32 inside, when the precision says so, and forbids it otherwise."""
+    """Lets fp32 matrix products round to tf32 inside, when the precision says so, and forbids it
+    otherwise."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -81,17 +85,20 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 def to_float8(module: nn.Module) -> None:
-    """Replaces the projections of the layers by torchao's fp8 ones (tensor-wise dynamic scaling)."""
+    """Replaces the projections of the layers by torchao's fp8 ones (tensor-wise dynamic
+    scaling)."""
     from torchao.float8 import convert_to_float8_training
 
     convert_to_float8_training(module, module_filter_fn=takes_float8)
 
 
 def takes_float8(module: nn.Module, name: str) -> bool:
-    """Whether the module of that name is multiplied in fp8: a projection of a layer whose sizes torch._scaled_mm takes, multiples of 16.
+    """Whether the module of that name is multiplied in fp8: a projection of a layer whose sizes
+    torch._scaled_mm takes, multiples of 16.
 
-    Left alone are routers, whose few logits decide where tokens go (DeepSeek-V3, arXiv:2412.19437, section 3.3.1, keeps them too), and experts: how many
-    tokens an expert gets is seldom a multiple of 16.
+    Left alone are routers, whose few logits decide where tokens go (DeepSeek-V3, arXiv:2412.19437,
+    section 3.3.1, keeps them too), and experts: how many tokens an expert gets is seldom a multiple
+    of 16.
     """
     if not isinstance(module, nn.Linear) or "layers." not in name:
         return False
@@ -104,7 +111,8 @@ def takes_float8(module: nn.Module, name: str) -> bool:
 
 
 def first_loss_scale(request: TrialRequest) -> float:
-    """The trainer option `loss_scale`: what loss scaling starts from in fp16. Raises `ConfigError` for a scale below 1."""
+    """The trainer option `loss_scale`: what loss scaling starts from in fp16. Raises `ConfigError`
+    for a scale below 1."""
     scale = request.trainer_options.get("loss_scale", LOSS_SCALE)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1 <= scale < math.inf:
         raise ConfigError(
@@ -115,7 +123,8 @@ def first_loss_scale(request: TrialRequest) -> float:
 
 
 class LossScaler:
-    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2): halved on overflow, doubled after a run of clean steps.
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2): halved on overflow, doubled
+    after a run of clean steps.
 
     Every rank holds the same state, because every rank is told the same verdict.
     """
@@ -128,7 +137,8 @@ class LossScaler:
         self._clean = 0
 
     def update(self, finite: bool) -> bool:
-        """Takes the step's verdict; returns whether the overflow is explained by scaling, and the step is to be skipped."""
+        """Takes the step's verdict; returns whether the overflow is explained by scaling, and the
+        step is to be skipped."""
         if not self.enabled:
             return False
         if not finite:

@@ -1,8 +1,11 @@
 """One attempt on one rank: build, warm up, measure until the stop rule is content, clean up.
 
-Step time is the slowest rank's, from a common start to the moment at which its device has finished; the collectives that agree on it and
-on what comes next lie outside. On sequences of unequal length it is that of a mean step: measured seconds over what the step's own lengths made it more work than the mean, so that
-the draw, which is the same for all configs, does not count as noise. Phases of post-training that no trial runs are added as they were told. Loss is the mean over the global batch, the gradient norm is global, both before the update.
+Step time is the slowest rank's, from a common start to the moment at which its device has finished;
+the collectives that agree on it and on what comes next lie outside. On sequences of unequal length
+it is that of a mean step: measured seconds over what the step's own lengths made it more work than
+the mean, so that the draw, which is the same for all configs, does not count as noise. Phases of
+post-training that no trial runs are added as they were told. Loss is the mean over the global
+batch, the gradient norm is global, both before the update.
 """
 
 from __future__ import annotations
@@ -90,11 +93,13 @@ Report = Callable[[StepReport], bool]
 
 
 def run_trial(request: TrialRequest, context: RankContext, report: Report) -> TrialResult:
-    """Runs the attempt; collective over the ranks of the default process group, which must be exactly the gang.
+    """Runs the attempt; collective over the ranks of the default process group, which must be
+    exactly the gang.
 
-    Raises `TrialFailed` when the config is refused (INVALID) or training diverges (DIVERGED); whatever else goes wrong comes as the exception
-    that it is. After a trial that went well the rank is as it was before. After any other the caller has to tear down the process groups: with
-    a peer that failed this may take for ever, so the failure is told first.
+    Raises `TrialFailed` when the config is refused (INVALID) or training diverges (DIVERGED);
+    whatever else goes wrong comes as the exception that it is. After a trial that went well the
+    rank is as it was before. After any other the caller has to tear down the process groups: with a
+    peer that failed this may take for ever, so the failure is told first.
     """
     groups = living_groups()
     try:
@@ -210,7 +215,8 @@ class _Attempt:
         return busy_s + sum(beside.values())
 
     def _refuse_divergence(self, step: StepReport) -> None:
-        """The hard gate: a number that is none, or a loss far above that of guessing for some steps in a row."""
+        """The hard gate: a number that is none, or a loss far above that of guessing for some steps
+        in a row."""
         problem = ""
         if not step.finite and not step.skipped:
             problem = f"loss {step.loss:g} and gradient norm {step.grad_norm:g} must be finite"
@@ -341,7 +347,8 @@ class _Attempt:
         )
 
     def _noise(self, outcomes: list[Outcome]) -> NoiseScale | None:
-        """Gradient noise scale from the squared norms at both batch sizes, of the steps where both are known."""
+        """Gradient noise scale from the squared norms at both batch sizes, of the steps where both
+        are known."""
         known = [o for o in outcomes if o.finite and math.isfinite(o.part_square)][-NOISE_STEPS:]
         return noise_scale(
             [o.part_square for o in known],

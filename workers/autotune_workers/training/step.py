@@ -1,9 +1,10 @@
 """The training of one rank: built once from a request, then stepped.
 
-A step: forward and backward of all micro-batches (in a pipeline or one after the other), gradients summed over ranks, one verdict of all
-ranks on loss and gradient, clipping, optimizer.
+A step: forward and backward of all micro-batches (in a pipeline or one after the other), gradients
+summed over ranks, one verdict of all ranks on loss and gradient, clipping, optimizer.
 
-What a request must keep is declared once: by the native trainer (`find_limits`) and by the laws of the space. Only what depends on this rank's device stands here.
+What a request must keep is declared once: by the native trainer (`find_limits`) and by the laws of
+the space. Only what depends on this rank's device stands here.
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ SHARED_OUT = (
         "pp_interleave",
     ),
 )
-"""laws of the space about what each rank gets. The others keep a second name of a config out of the space; the loop trains it"""
+"""laws of the space about what each rank gets. The others keep a second name of a config out of the
+space; the loop trains it"""
 _LAWS = tuple(law for law in LAWS if law.name in SHARED_OUT)
 
 
 def validate(request: TrialRequest, context: RankContext) -> None:
-    """Raises `ConfigError` with what the request breaks: limits of the trainer, laws of the space, and what this rank's device lacks."""
+    """Raises `ConfigError` with what the request breaks: limits of the trainer, laws of the space,
+    and what this rank's device lacks."""
     config, workload = request.config, request.workload
     if config.world_size != context.world_size:
         raise ConfigError(
@@ -121,7 +124,8 @@ class Outcome:
     skipped: bool
     """whether loss scaling explains an overflow, and nothing was updated"""
     part_square: float
-    """squared norm of the mean gradient of `part_size` sequences, before clipping; nan where it is not known"""
+    """squared norm of the mean gradient of `part_size` sequences, before clipping; nan where it is
+    not known"""
 
 
 class Training:
@@ -136,10 +140,12 @@ class Training:
         stream: SequenceSource | None = None,
         task: Callable[[Mesh], Task] | None = None,
     ) -> None:
-        """Builds everything; collective. Raises `ConfigError` when the config cannot be trained here, before anything is built.
+        """Builds everything; collective. Raises `ConfigError` when the config cannot be trained
+        here, before anything is built.
 
-        `mesh`: that of the config, where it has been made; `stream`: the tokens, where they are not those of the request's data. Dry runs give both. `task`: what is trained, where
-        it is none of sequences of one length.
+        `mesh`: that of the config, where it has been made; `stream`: the tokens, where they are not
+        those of the request's data. Dry runs give both. `task`: what is trained, where it is none
+        of sequences of one length.
         """
         validate(request, context)
         config = request.config
@@ -173,7 +179,8 @@ class Training:
 
     @property
     def stages(self) -> tuple[nn.Module, ...]:
-        """The modules of this rank, one for each of its pipeline stages. Their inner modules are called as in the whole model."""
+        """The modules of this rank, one for each of its pipeline stages. Their inner modules are
+        called as in the whole model."""
         return tuple(
             s.module if isinstance(s, OwnStage) else s for s in self._model.stages.values()
         )
@@ -184,7 +191,8 @@ class Training:
         return [shard.tensor for shard in self._sync.shards]
 
     def batch(self, step: int) -> tuple[Any, Any]:
-        """Inputs and targets of this rank in a step, of micro_batch_size * accumulation_steps sequences."""
+        """Inputs and targets of this rank in a step, of micro_batch_size * accumulation_steps
+        sequences."""
         config = self._config
         rows = rows_of(
             step,
@@ -228,7 +236,8 @@ class Training:
         return outcome
 
     def forward(self, stage: nn.Module, inputs: Any, targets: Any) -> None:
-        """Log-probabilities of all micro-batches by that stage, of which nothing is kept; collective. Without a pipeline."""
+        """Log-probabilities of all micro-batches by that stage, of which nothing is kept;
+        collective. Without a pipeline."""
         with self._computing(), torch.no_grad(), Phase(self.phases, FORWARD):
             for x, y in self._micro_batches(inputs, targets):
                 self._task.loss(self._task.run(stage, x, y), y)
@@ -269,7 +278,8 @@ class Training:
         return self._task.loss(output, targets) * (self._scaler.scale * self._task.share)
 
     def _agree(self, loss: Tensor) -> Outcome:
-        """Sums over all ranks what each knows of loss and gradient, so that all come to one verdict."""
+        """Sums over all ranks what each knows of loss and gradient, so that all come to one
+        verdict."""
         square = torch.zeros((), device=loss.device, dtype=torch.float64)
         norms = norms_of([s.tensor.grad for s in self._sync.shards])
         for norm, shard in zip(norms, self._sync.shards, strict=True):
@@ -302,7 +312,8 @@ class Training:
     # the gradient of a part of the batch, from which the gradient noise scale is estimated
 
     def _part_square(self) -> Tensor | None:
-        """This rank's share of the squared norm of the mean gradient of `part_size` sequences, times the loss scale squared; shares add up."""
+        """This rank's share of the squared norm of the mean gradient of `part_size` sequences,
+        times the loss scale squared; shares add up."""
         count, dp = self._config.accumulation_steps, self._config.dp
         if self._config.cp > 1 or self._config.ep > 1:  # a rank does not see whole sequences
             return None
@@ -316,7 +327,8 @@ class Training:
 
     @property
     def _measures_first_gradient(self) -> bool:
-        """Whether the gradient of the first micro-batch can be seen alone and whole, and differs from that of the batch."""
+        """Whether the gradient of the first micro-batch can be seen alone and whole, and differs
+        from that of the batch."""
         config = self._config
         alone = config.dp * config.pp * config.cp * config.ep == 1
         return (
@@ -332,7 +344,8 @@ class Training:
 
 
 def part_size(config: ParallelConfig) -> int:
-    """Sequences whose gradient `Outcome.part_square` describes: one data-parallel rank's, or on one rank the first micro-batch's."""
+    """Sequences whose gradient `Outcome.part_square` describes: one data-parallel rank's, or on one
+    rank the first micro-batch's."""
     return config.global_batch_size // config.dp if config.dp > 1 else config.micro_batch_size
 
 

@@ -1,8 +1,11 @@
-"""What a training does: the part of the model that a rank holds, which micro-batches it sees, what they cost, and what travels between pipeline stages.
+"""What a training does: the part of the model that a rank holds, which micro-batches it sees, what
+they cost, and what travels between pipeline stages.
 
-`DecoderTask` is that of the decoder that ships; `OwnTask` is that of a model that code builds. The loop knows no other difference between them.
+`DecoderTask` is that of the decoder that ships; `OwnTask` is that of a model that code builds. The
+loop knows no other difference between them.
 
-A batch is (inputs, targets): trees of tensors (a tensor, a tuple, a mapping) whose first dimension counts sequences, or samples.
+A batch is (inputs, targets): trees of tensors (a tensor, a tuple, a mapping) whose first dimension
+counts sequences, or samples.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        """Inputs and targets of the sequences with these numbers, as this rank sees them. The same for every config."""
+        """Inputs and targets of the sequences with these numbers, as this rank sees them. The same
+        for every config."""
 
     @abstractmethod
     def split(self, batch: Any, size: int) -> Sequence[Any]:
@@ -60,7 +64,8 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """This rank's share of the mean loss of a micro-batch: the shares of all cp ranks add up to it. `output`: what the last stage gave."""
+        """This rank's share of the mean loss of a micro-batch: the shares of all cp ranks add up to
+        it. `output`: what the last stage gave."""
 
     @abstractmethod
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
@@ -70,4 +75,5 @@ class Task(ABC):
     def fed(
         self, inputs: Any, targets: Any, *, is_first: bool, is_last: bool
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
-        """Positional inputs, keyword inputs and target of a pipeline's schedule on the rank of the first or the last stage."""
+        """Positional inputs, keyword inputs and target of a pipeline's schedule on the rank of the
+        first or the last stage."""

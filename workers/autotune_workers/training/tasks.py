@@ -2,16 +2,19 @@
 
 The training of a model that code builds: its samples, its stages on this rank, and its loss.
 
-A model that reads tokens is trained on the same windows of the token stream as the decoder that ships. Where the builder gives an `input`, it is asked for one
-sample at a time, under a seed that follows from (seed, number of the sample): so every config sees the same samples in the same order.
+A model that reads tokens is trained on the same windows of the token stream as the decoder that
+ships. Where the builder gives an `input`, it is asked for one sample at a time, under a seed that
+follows from (seed, number of the sample): so every config sees the same samples in the same order.
 
-The ranks of a host build a model that code builds in turns, where the host has no room for as many whole copies as it has ranks.
+The ranks of a host build a model that code builds in turns, where the host has no room for as many
+whole copies as it has ranks.
 
     copy    4 bytes * parameters of the whole model, in fp32, once for each pipeline stage of the rank        room    memory that the host has left
     ranks that build at once = floor(SHARE * room / copy)
 
-A rank gives its copy back before the next turn: what it keeps lies on its device. On CPUs the device is the host; what is kept there is small against
-a copy only where the config shards the weights.
+A rank gives its copy back before the next turn: what it keeps lies on its device. On CPUs the
+device is the host; what is kept there is small against a copy only where the config shards the
+weights.
 """
 
 from __future__ import annotations
@@ -62,10 +65,11 @@ Seat = tuple[str, float]
 def in_turns(
     make: Callable[[], Made], *, copy_bytes: int, room: Callable[[], float] | None = None
 ) -> Made:
-    """What `make` makes, when it is this rank's turn. Collective, except for small models and in a dry run, whose tensors take no memory.
+    """What `make` makes, when it is this rank's turn. Collective, except for small models and in a
+    dry run, whose tensors take no memory.
 
-    `room`: of this host; default: what the system says is free. Raises `ConfigError` on every rank where a host has no room for one copy, and after the
-    last turn what `make` raised.
+    `room`: of this host; default: what the system says is free. Raises `ConfigError` on every rank
+    where a host has no room for one copy, and after the last turn what `make` raised.
     """
     if copy_bytes < SMALL_BYTES or type(torch.empty(0)) is not torch.Tensor:
         return make()
@@ -155,7 +159,8 @@ class DecoderTask(Task):
         return losses.sum() / (len(targets) * counted_targets(self._seq_len, self._document_len))
 
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
-        """See `Task`. The stream is (b, s, h), as one rank holds it; there are logits of the token ids of this rank."""
+        """See `Task`. The stream is (b, s, h), as one rank holds it; there are logits of the token
+        ids of this rank."""
         config, dtype = self._config, DTYPES[self._config.precision]
         seq_len = self._seq_len // config.cp
         stream_len = seq_len // config.tp if config.sequence_parallel else seq_len
@@ -206,7 +211,8 @@ class OwnTask(Task):
         self.share = 1.0 / (request.config.accumulation_steps * request.config.dp)
 
     def parallelize(self) -> ParallelModel:
-        """See `Task`. Where the host has no room for a copy of the model on each of its ranks, they build it in turns."""
+        """See `Task`. Where the host has no room for a copy of the model on each of its ranks, they
+        build it in turns."""
         config = self._request.config
         tied_group = tied_embedding_group(config, self._mesh, self._context)
         copy_bytes = 4 * self._request.workload.model.num_parameters * config.virtual_stages
@@ -226,7 +232,8 @@ class OwnTask(Task):
         )
 
     def batch(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        """Tokens and the next ones (rows, s); or what the builder's `input` makes, and no targets."""
+        """Tokens and the next ones (rows, s); or what the builder's `input` makes, and no
+        targets."""
         if self._stream is not None:
             windows = self._stream.sequences(rows).to(self._context.device)
             # as a data loader gives them
@@ -253,7 +260,8 @@ class OwnTask(Task):
         return output.sum()
 
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
-        """See `Task`. Found by running the stages before on the meta device, one after the other."""
+        """See `Task`. Found by running the stages before on the meta device, one after the
+        other."""
         config = self._request.config
         dtype = DTYPES[config.precision]
         batch = self.batch(np.arange(config.micro_batch_size, dtype=np.int64))
@@ -282,7 +290,8 @@ class OwnTask(Task):
         return found
 
     def _streams(self, leaves: list[Tensor], structure: Any, last: int) -> list[Tensor]:
-        """What stages 0 to `last` give to the next one, on the meta device. Base models of transformers give hidden states of their inputs' shape."""
+        """What stages 0 to `last` give to the next one, on the meta device. Base models of
+        transformers give hidden states of their inputs' shape."""
         config, model = self._request.config, self._built.model
         if takes_embeddings(self._built):
             width = model.config.get_text_config().hidden_size
@@ -348,7 +357,8 @@ def _as_sent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def build_seeded(request: TrialRequest) -> BuiltModel:
-    """The whole model with starting values that are the same on every rank: in host memory, on the first device that torch names."""
+    """The whole model with starting values that are the same on every rank: in host memory, on the
+    first device that torch names."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(request.seed)
         built = with_own_plans(build(request.workload.model))
@@ -357,7 +367,8 @@ def build_seeded(request: TrialRequest) -> BuiltModel:
 
 
 def _joined(*values: Any) -> Any:
-    """The samples of one input one behind the other; a value without an entry for each sample is shared."""
+    """The samples of one input one behind the other; a value without an entry for each sample is
+    shared."""
     first = values[0]
     if isinstance(first, Tensor) and first.ndim and len(first) == 1:
         return torch.cat(values)

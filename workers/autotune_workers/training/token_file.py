@@ -1,7 +1,9 @@
-"""The file that trials take their tokens from, and what is wrong with it. Without torch, so that a study is refused before anything is started.
+"""The file that trials take their tokens from, and what is wrong with it. Without torch, so that a
+study is refused before anything is started.
 
-A `.bin` file holds token ids as little-endian uint16, or uint32 where the vocabulary needs it; any other file is read as bytes (256 tokens).
-Without a file, the bundled text is used: Alice's Adventures in Wonderland (Lewis Carroll, 1865; public domain).
+A `.bin` file holds token ids as little-endian uint16, or uint32 where the vocabulary needs it; any
+other file is read as bytes (256 tokens). Without a file, the bundled text is used: Alice's
+Adventures in Wonderland (Lewis Carroll, 1865; public domain).
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from numpy.typing import NDArray
 from autotune.errors import RunnerError
 
 LOOKED_AT = 1 << 22
-"""ids that are compared with the vocabulary when a file is opened, in `RUNS` runs spread over it; all of a file that is not larger"""
+"""ids that are compared with the vocabulary when a file is opened, in `RUNS` runs spread over it;
+all of a file that is not larger"""
 RUNS = 64
 
 
 def token_file(data: str | None, *, seq_len: int, vocab_size: int) -> NDArray[Any]:
-    """The ids of the file, mapped and not read where it can be. Raises `RunnerError` when it cannot be read, is too short, or is not of this vocabulary."""
+    """The ids of the file, mapped and not read where it can be. Raises `RunnerError` when it cannot
+    be read, is too short, or is not of this vocabulary."""
     tokens = _read(data, vocab_size)
     if len(tokens) <= seq_len:
         raise RunnerError(
@@ -73,7 +77,8 @@ def _read(data: str | None, vocab_size: int) -> NDArray[Any]:
 
 
 def _ids(path: Path, vocab_size: int) -> NDArray[Any]:
-    """The ids of a file of little-endian unsigned integers, two bytes each where the vocabulary fits."""
+    """The ids of a file of little-endian unsigned integers, two bytes each where the vocabulary
+    fits."""
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     if path.stat().st_size % dtype.itemsize:
         raise RunnerError(

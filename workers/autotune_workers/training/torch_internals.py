@@ -1,4 +1,5 @@
-"""Everything that this package uses of torch without a promise that it stays: the only module that names it.
+"""Everything that this package uses of torch without a promise that it stays: the only module that
+names it.
 
     distributed_c10d._world.pg_map              the process groups that this rank is in; no public call lists them
     distributed_c10d._abort_process_group       ends collectives that wait for a lost peer; public only per backend
@@ -13,7 +14,8 @@
     torch._functorch.config                     how much of the activations compiled layers keep
     aten._scaled_dot_product_flash_attention*   attention with the log-sum-exps of its scores, which no public call gives
 
-`torch_version` bounds the releases. Importing this module under another one raises `RunnerError`, which names bound, version and remedy.
+`torch_version` bounds the releases. Importing this module under another one raises `RunnerError`,
+which names bound, version and remedy.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def process_groups() -> list[dist.ProcessGroup]:
 
 
 def collectives_begun(group: dist.ProcessGroup) -> int | None:
-    """Collectives that this rank has begun in the group; None where the backend does not count, or the group is no more."""
+    """Collectives that this rank has begun in the group; None where the backend does not count, or
+    the group is no more."""
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
@@ -53,7 +56,8 @@ def collectives_begun(group: dist.ProcessGroup) -> int | None:
 
 
 def abort_process_group() -> None:
-    """Breaks off the collectives of the default process group; they raise in the thread that waits for them."""
+    """Breaks off the collectives of the default process group; they raise in the thread that waits
+    for them."""
     dist.distributed_c10d._abort_process_group()
 
 
@@ -80,7 +84,8 @@ def local_shape_and_offset(
 def forget_shardings() -> None:
     """Empties DTensor's caches of how it cut and moved tensors.
 
-    They are keyed by the shape of the mesh: a later mesh of the same shape would be given process groups that have been destroyed.
+    They are keyed by the shape of the mesh: a later mesh of the same shape would be given process
+    groups that have been destroyed.
     """
     _clear_sharding_prop_cache()
     for module in (_redistribute, _sharding_prop):
@@ -100,8 +105,8 @@ def scale_all(tensors: Sequence[Tensor | None], factor: float) -> None:
 
 
 def drop_cublas_workspaces(internals: Any = None) -> bool:
-    """Gives the workspaces of cuBLAS back to the allocator; False where this torch cannot. They are made anew when they are needed. `internals`: what stands
-    for torch._C."""
+    """Gives the workspaces of cuBLAS back to the allocator; False where this torch cannot. They are
+    made anew when they are needed. `internals`: what stands for torch._C."""
     drop = getattr(internals or torch._C, "_cuda_clearCublasWorkspaces", None)
     if drop is not None:
         drop()
@@ -109,7 +114,8 @@ def drop_cublas_workspaces(internals: Any = None) -> bool:
 
 
 def cublas_workspace_bytes(internals: Any = None) -> int:
-    """Bytes that cuBLAS and cublasLt allocate for one handle and stream. `internals`: what stands for torch._C."""
+    """Bytes that cuBLAS and cublasLt allocate for one handle and stream. `internals`: what stands
+    for torch._C."""
     internals = internals or torch._C
     names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
     return sum(int(getattr(internals, name)()) for name in names if hasattr(internals, name))
@@ -117,9 +123,11 @@ def cublas_workspace_bytes(internals: Any = None) -> int:
 
 @contextlib.contextmanager
 def compile_or_fail(activation_budget: float = 1.0) -> Iterator[None]:
-    """Within the block, a layer that cannot be compiled, or would be compiled too often, raises. By default torch runs it uncompiled.
+    """Within the block, a layer that cannot be compiled, or would be compiled too often, raises. By
+    default torch runs it uncompiled.
 
-    `activation_budget`: share of the activations that compiled layers keep for the backward pass; the rest is computed again there.
+    `activation_budget`: share of the activations that compiled layers keep for the backward pass;
+    the rest is computed again there.
     """
     with (
         torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, suppress_errors=False),
@@ -129,7 +137,8 @@ def compile_or_fail(activation_budget: float = 1.0) -> Iterator[None]:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention of q, k and v (b, a, s, d) -> results (b, a, s, d) and log-sum-exps of the scores (b, a, s) in fp32."""
+    """Attention of q, k and v (b, a, s, d) -> results (b, a, s, d) and log-sum-exps of the scores
+    (b, a, s) in fp32."""
     if q.device.type == "cuda":
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)
     else:
@@ -142,7 +151,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[T
 def flash_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v (b, a, s, d), given that of the results. `out` and `lse` may be of more keys than these."""
+    """Gradients of q, k and v (b, a, s, d), given that of the results. `out` and `lse` may be of
+    more keys than these."""
     if q.device.type == "cuda":
         no_dropout = torch.empty(2, dtype=torch.uint64, device=q.device)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(

@@ -1,7 +1,8 @@
 """The torch releases that the native trainer runs on. It imports no torch itself.
 
-The trainer uses a few names that torch does not promise to keep (`torch_internals` lists them). They are checked, by the tests of this
-package, with the releases from `OLDEST` up to, but not including, `FIRST_UNTESTED`; `pyproject.toml` states the same bound.
+The trainer uses a few names that torch does not promise to keep (`torch_internals` lists them).
+They are checked, by the tests of this package, with the releases from `OLDEST` up to, but not
+including, `FIRST_UNTESTED`; `pyproject.toml` states the same bound.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def requirement() -> str:
 
 
 def check_torch_version(installed: str | None = None) -> None:
-    """Raises `RunnerError` unless torch is installed in a release that works. `installed`: its version; None: look it up."""
+    """Raises `RunnerError` unless torch is installed in a release that works. `installed`: its
+    version; None: look it up."""
     if installed is None:
         try:
             installed = metadata.version("torch")

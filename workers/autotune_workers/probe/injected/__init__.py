@@ -1,1 +1,2 @@
-"""Runs inside somebody's program: needs Python 3.8, and imports nothing but the standard library until the program has imported torch."""
+"""Runs inside somebody's program: needs Python 3.8, and imports nothing but the standard library
+until the program has imported torch."""

@@ -1,6 +1,7 @@
 """Reports of one process: lines of JSON, appended to a file of its own.
 
-The file is opened anew for each report: a program may close descriptors that it does not know. A process that was forked reports for itself.
+The file is opened anew for each report: a program may close descriptors that it does not know. A
+process that was forked reports for itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What the graph of a first backward pass says of a model: the kinds of its nodes, which attention is causal, and which weights are projected onto.
+"""What the graph of a first backward pass says of a model: the kinds of its nodes, which attention
+is causal, and which weights are projected onto.
 
     masks      {"causal": nodes of attention in which no token sees a later one, "full": others}
     matrices   shapes of the matrices that are trained, and whether something other than a lookup reads them: of an embedding that is the head over its vocabulary
 
-A mask is looked at where it is kept for the backward pass: the flag or the mask of a kernel, else the probabilities of a softmax. In compiled code, and where what is
-kept is packed (checkpointing, offloading), nothing is known.
+A mask is looked at where it is kept for the backward pass: the flag or the mask of a kernel, else
+the probabilities of a softmax. In compiled code, and where what is kept is packed (checkpointing,
+offloading), nothing is known.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Graph:
 
 
 def _is_causal(node: Any) -> bool | None:
-    """Whether a node of attention hides later tokens; None for other nodes, and where it cannot be seen."""
+    """Whether a node of attention hides later tokens; None for other nodes, and where it cannot be
+    seen."""
     own = getattr(node, "causal", None)
     if isinstance(own, bool):  # of flash_attn's own function
         return own
@@ -83,7 +86,8 @@ def _is_causal(node: Any) -> bool | None:
 
 
 def _kept(node: Any, name: str) -> Any:
-    """What the node keeps, without having it unpacked; None where there is nothing. Raises `RuntimeError` where others pack it."""
+    """What the node keeps, without having it unpacked; None where there is nothing. Raises
+    `RuntimeError` where others pack it."""
     found: list[Any] = []
 
     def pack(tensor: Any) -> Any:
@@ -99,7 +103,8 @@ def _kept(node: Any, name: str) -> Any:
 
 
 def _hides(open_to: Any) -> bool | None:
-    """Whether no token is open to a later one; None where it is not said of tokens by tokens. A token that is open to all is padding, or the last one."""
+    """Whether no token is open to a later one; None where it is not said of tokens by tokens. A
+    token that is open to all is padding, or the last one."""
     if open_to.dim() < 2 or open_to.shape[-1] != open_to.shape[-2] or open_to.shape[-1] < 2:
         return None
     while open_to.dim() > 2:

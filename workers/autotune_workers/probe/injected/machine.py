@@ -1,4 +1,5 @@
-"""What the machine of this process does beside it: processor time of all processes, ours and others'; TCP connections to other nodes. Linux."""
+"""What the machine of this process does beside it: processor time of all processes, ours and
+others'; TCP connections to other nodes. Linux."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class NodeLoad:
-    """Processor seconds since the first look: of all processes of the machine, of those that the launch of this training started, and of others that can be seen
-    from here. What a hypervisor took is apart."""
+    """Processor seconds since the first look: of all processes of the machine, of those that the
+    launch of this training started, and of others that can be seen from here. What a hypervisor
+    took is apart."""
 
     def __init__(self, root: int = 0) -> None:
         self._root = root
@@ -78,7 +80,8 @@ def _processes() -> dict[int, tuple[int, str, float]]:
 
 
 def _family(processes: dict[int, tuple[int, str, float]], root: int) -> set[int]:
-    """What the launch started: the descendants of the root, or of the process that AUTOTUNE_PROBE_ROOT names, itself among them."""
+    """What the launch started: the descendants of the root, or of the process that
+    AUTOTUNE_PROBE_ROOT names, itself among them."""
     named = os.environ.get("AUTOTUNE_PROBE_ROOT", "")
     root = root or (int(named) if named.isdigit() else 0)
     ours = {os.getpid(), root if root in processes else os.getpid()}
@@ -90,7 +93,8 @@ def _family(processes: dict[int, tuple[int, str, float]], root: int) -> set[int]
 
 
 def links() -> list[dict[str, Any]]:
-    """TCP connections of this process's network to other addresses, by netlink's socket diagnosis (sock_diag(7), tcp_info of tcp(7))."""
+    """TCP connections of this process's network to other addresses, by netlink's socket diagnosis
+    (sock_diag(7), tcp_info of tcp(7))."""
     try:
         return _tcp_info()
     except (OSError, AttributeError, ValueError):
@@ -102,7 +106,8 @@ def _tcp_info() -> list[dict[str, Any]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 4) as asking:
         asking.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
-            # inet_diag_req_v2: family, protocol, wanted INET_DIAG_INFO, padding, states: established
+            # inet_diag_req_v2: family, protocol, wanted INET_DIAG_INFO, padding, states:
+            # established
             body = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << 1, 1 << 1) + bytes(48)
             asking.send(struct.pack("=IHHII", 16 + len(body), 20, 0x301, 1, 0) + body)
             is_open = True

@@ -1,9 +1,11 @@
-"""Reports of other nodes, on their way to the first rank's folder: through the store by which the ranks of the program found each other, on a connection of its own.
+"""Reports of other nodes, on their way to the first rank's folder: through the store by which the
+ranks of the program found each other, on a connection of its own.
 
     autotune/home       where the first rank reports; ranks that report into the same folder send nothing
     autotune/RANK/N     the N-th parcel of a rank: lines of JSON; taken out by the first rank
 
-It acts where AUTOTUNE_PROBE_MIRROR is set, and never holds the training up: all of it happens in the probe's own thread.
+It acts where AUTOTUNE_PROBE_MIRROR is set, and never holds the training up: all of it happens in
+the probe's own thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a process trains, as plain JSON values: the model, its wrappers, the optimizers, the ranks, the libraries. Read once or twice, after a step."""
+"""What a process trains, as plain JSON values: the model, its wrappers, the optimizers, the ranks,
+the libraries. Read once or twice, after a step."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _LIBRARIES = (
 )  # fmt: skip
 
 OTHER_STACKS = 0.2
-"""weights in lists of layers beside the longest, as a share of its own, above which a model is no plain decoder"""
+"""weights in lists of layers beside the longest, as a share of its own, above which a model is no
+plain decoder"""
 MOST_OF_CONFIG = 16 << 10
 """characters of a model's own config that are reported"""
 _TALKATIVE = (
@@ -86,7 +88,8 @@ def program() -> str:
 
 @functools.cache
 def script_version() -> dict[str, str]:
-    """By its contents when this is first asked, which tell an edited one; empty for one that was written for this trial."""
+    """By its contents when this is first asked, which tell an edited one; empty for one that was
+    written for this trial."""
     file, trial = program(), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
     if trial and file.startswith(os.path.dirname(trial) + os.sep):
         return {}
@@ -110,8 +113,9 @@ def autocast(torch: Any) -> str:
 
 
 def parameter_count(*modules: Any, stepped: Iterable[Any] = ()) -> int:
-    """Parameters of all these modules as far as this process holds a part of them; shared ones once. `stepped`: what optimizers step, of which the program may call
-    no module; where most of it is no parameter of a module, it is copies of such."""
+    """Parameters of all these modules as far as this process holds a part of them; shared ones
+    once. `stepped`: what optimizers step, of which the program may call no module; where most of it
+    is no parameter of a module, it is copies of such."""
     total = 0
     flat: set[int] = set()
     parts = {id(part): part for module in modules for part in module.modules()}
@@ -153,7 +157,8 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     called = [found for found in (root.ref() for root in roots) if found is not None]
     stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
     stepped = list(parameters_of(stepping))
-    # a teacher, an average of the weights, or a network that computes a loss is called with gradients, too; of copies that are stepped no module has one
+    # a teacher, an average of the weights, or a network that computes a loss is called with
+    # gradients, too; of copies that are stepped no module has one
     known = {id(parameter) for parameter in stepped}
     own = [module for module in called if any(id(p) in known for p in module.parameters())]
     modules = own or [module for module in called if not is_frozen(module)] or called
@@ -285,7 +290,8 @@ def _config(config: Any) -> Any:
 
 
 def _is_causal(model: Any, graph: Graph) -> bool | None:
-    """Whether no token sees a later one: as its first backward pass showed, else as its modules say; None where neither does."""
+    """Whether no token sees a later one: as its first backward pass showed, else as its modules
+    say; None where neither does."""
     said = [
         flag for m in model.modules() if isinstance(flag := getattr(m, "is_causal", None), bool)
     ]
@@ -296,8 +302,9 @@ def _is_causal(model: Any, graph: Graph) -> bool | None:
 
 
 def _shape(model: Any, graph: Graph) -> dict[str, Any]:
-    """Sizes that a decoder with these modules would have, each by what it is called everywhere; what is missing is not told. `has_head`: whether something projects onto its
-    vocabulary; None where that was not seen."""
+    """Sizes that a decoder with these modules would have, each by what it is called everywhere;
+    what is missing is not told. `has_head`: whether something projects onto its vocabulary; None
+    where that was not seen."""
     tables = [
         (int(m.num_embeddings), int(m.embedding_dim))
         for m in model.modules()
@@ -310,7 +317,8 @@ def _shape(model: Any, graph: Graph) -> dict[str, Any]:
         for m in model.modules()
         if _has(m, "in_features", "out_features")
     } | {shape for shape, is_read in graph.matrices.items() if is_read}
-    # positions may have more rows than the vocabulary, which alone has a projection; two classes are as many as the types of a token
+    # positions may have more rows than the vocabulary, which alone has a projection; two classes
+    # are as many as the types of a token
     heads = [table for table in tables if table in projected and table[0] > 2]
     vocab_size, hidden_size = max(heads, default=max(tables))
     stacks = sorted(_stacks(model, hidden_size), key=len)
@@ -339,7 +347,8 @@ def _shape(model: Any, graph: Graph) -> dict[str, Any]:
         "positions": sorted(
             {rows for rows, width in tables if width == hidden_size and rows != vocab_size}
         ),
-        # widths into which the stream goes and from which it comes back, wider than itself: those of an MLP
+        # widths into which the stream goes and from which it comes back, wider than itself: those
+        # of an MLP
         "ffn_hidden_size": max(
             [width for width in widths if width in back and width != hidden_size], default=None
         ),
@@ -390,7 +399,9 @@ def _number(owners: list[Any], names: Iterable[str]) -> Any:
 
 
 def _degrees(model: Any) -> dict[str, int]:
-    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them. A dimension that cuts parameters without FSDP, and has no name that says what it is, is a tensor-parallel one."""
+    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them. A
+    dimension that cuts parameters without FSDP, and has no name that says what it is, is a
+    tensor-parallel one."""
     found: dict[str, int] = {}
     is_sharded = any(
         kind.__name__ == "FSDPModule" for m in model.modules() for kind in type(m).__mro__
@@ -430,7 +441,8 @@ def _inner(model: Any) -> Any:
 
 
 def _wrappers(model: Any) -> Any:
-    """Names of data-parallel wrappers, the ZeRO stage that they mean (None: none of them is known), and the type that they compute in."""
+    """Names of data-parallel wrappers, the ZeRO stage that they mean (None: none of them is known),
+    and the type that they compute in."""
     names: list[str] = []
     stage, sharded = None, ""
     for part in model.modules():
@@ -463,7 +475,8 @@ def _fsdp2(part: Any, before: Any) -> Any:
         policy = getattr(state, "_mp_policy", None)
         group = getattr(state, "_fsdp_param_group", None)
         keeps = group is not None and group.post_forward_mesh_info is None
-        # the outermost module keeps its own parameters gathered whatever it was told: the ones below it tell
+        # the outermost module keeps its own parameters gathered whatever it was told: the ones
+        # below it tell
         return (2 if keeps and before in (None, 2) else 3), str(
             getattr(policy, "param_dtype", None) or ""
         )

@@ -1,4 +1,5 @@
-"""Readings of this process's GPU by the driver's library (NVML), without a package: clocks, what holds them down, power, temperature, use, and what its links move.
+"""Readings of this process's GPU by the driver's library (NVML), without a package: clocks, what
+holds them down, power, temperature, use, and what its links move.
 
 What a GPU, its driver or a virtual machine does not tell is left out.
 """
@@ -26,7 +27,8 @@ _PCIE_TX, _PCIE_RX = 0, 1
 
 
 class _FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t; the value is an unsigned 64-bit number for the fields that are asked here."""
+    """nvmlFieldValue_t; the value is an unsigned 64-bit number for the fields that are asked
+    here."""
 
     _fields_ = (
         ("field", ctypes.c_uint),
@@ -40,7 +42,8 @@ class _FieldValue(ctypes.Structure):
 
 
 class Gpu:
-    """One GPU; raises `OSError` without NVML, and `ValueError` for a device that it does not know."""
+    """One GPU; raises `OSError` without NVML, and `ValueError` for a device that it does not
+    know."""
 
     def __init__(self, uuid: str, library: str = LIBRARY) -> None:
         self._nvml = ctypes.CDLL(library)
@@ -54,7 +57,8 @@ class Gpu:
         self._moved: tuple[float, int] | None = None
 
     def read(self) -> dict[str, Any]:
-        """Means of all readings so far, and the shares of them in which each reason held the clocks down."""
+        """Means of all readings so far, and the shares of them in which each reason held the clocks
+        down."""
         for name, reading in self._now().items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + reading, count + 1

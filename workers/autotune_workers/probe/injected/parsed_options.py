@@ -1,7 +1,9 @@
-"""The options of the program's own command line, as its parser has them: told once, when it has read the command.
+"""The options of the program's own command line, as its parser has them: told once, when it has
+read the command.
 
-Only where ASKED names a file: the rules by which a name is that of a secret. Which parsers there are, and what they say, is in `parsers`. One that hands the command to a
-subcommand is not told: its own options stand before the subcommand's name.
+Only where ASKED names a file: the rules by which a name is that of a secret. Which parsers there
+are, and what they say, is in `parsers`. One that hands the command to a subcommand is not told: its
+own options stand before the subcommand's name.
 
     parser                                    its library
     names, dest, action, type, nargs, help    as `parsers` has them; `action`: the class of argparse that it is, derives from or does the same as
@@ -33,7 +35,8 @@ _VALUES = ("default", "const", "choices", "value")
 
 
 def watched(reports: Any) -> dict[str, Callable[[Any], None]]:
-    """What is done with each library that has a parser, by the module to wait for; nothing in other ranks."""
+    """What is done with each library that has a parser, by the module to wait for; nothing in other
+    ranks."""
     try:
         from importlib.util import module_from_spec, spec_from_file_location
 
@@ -51,9 +54,11 @@ class _Parsers:
     def __init__(self, reports: Any, secrets: Any) -> None:
         self._reports, self._secrets = reports, secrets
         self._within: list[Any] = []
-        """libraries whose parsers read the command now: a parser within another of its library is a subparser, and within one of another library its tool"""
+        """libraries whose parsers read the command now: a parser within another of its library is a
+        subparser, and within one of another library its tool"""
         self._rest: Any = None
-        """the words that the last one left over: the next one may be given these, even if there are none"""
+        """the words that the last one left over: the next one may be given these, even if there are
+        none"""
         self._told: set[str] = set()
         self._parses = 0
 
@@ -94,7 +99,8 @@ class _Parsers:
         setattr(holder, name, staticmethod(reading) if is_static else reading)
 
     def _is_command(self, words: Words, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-        """Whether it reads words of the program's own command, all or a part, or the whole command and more (of a file). Libraries parse others, to get defaults."""
+        """Whether it reads words of the program's own command, all or a part, or the whole command
+        and more (of a file). Libraries parse others, to get defaults."""
         try:
             read, own = words(*given, **named), sys.argv[1:]
             if read is None or read is self._rest or read == own:
@@ -153,7 +159,8 @@ class _Parsers:
 
 
 def _alike(words: Iterable[str]) -> set[str]:
-    """Words in which `_` and `-` are the same, as they are to click, tyro and fire, and Hydra's signs are left out."""
+    """Words in which `_` and `-` are the same, as they are to click, tyro and fire, and Hydra's
+    signs are left out."""
     return {word.lstrip("+~").replace("_", "-") for word in words}
 
 

@@ -1,11 +1,13 @@
-"""The parsers of command lines: for each library what reads the command, and the options that it then has.
+"""The parsers of command lines: for each library what reads the command, and the options that it
+then has.
 
     PARSERS    module: (what reads it, the words that it reads, the options that it has)
                what: `Class.method`, or a function of the module; words: None for the program's own command
     option     names, dest, action (argparse's word, or `override` for `name=value` on a settings file), type, nargs, help, required, off (what makes a flag false),
                default, const, choices, value (what came of the command)
 
-transformers' HfArgumentParser, configargparse and simple_parsing read by argparse itself. typer has a copy of click, and tyro before 1.0 one of argparse.
+transformers' HfArgumentParser, configargparse and simple_parsing read by argparse itself. typer has
+a copy of click, and tyro before 1.0 one of argparse.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def _of_jsonargparse(module: Any, given: tuple[Any, ...], found: Any) -> Iterato
 
 
 def _of_draccus(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
-    """Its actions, whose types and defaults it clears as it parses; the values are those of the dataclass."""
+    """Its actions, whose types and defaults it clears as it parses; the values are those of the
+    dataclass."""
     import argparse
 
     for option in _of_actions(argparse, given[0].parser, lambda dest: _at(found[0], dest)):
@@ -108,7 +111,8 @@ def _of_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[s
 
 
 def _of_old_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
-    """Before 1.0: its own copy of argparse reads; it knows no types and defaults, which the fields have."""
+    """Before 1.0: its own copy of argparse reads; it knows no types and defaults, which the fields
+    have."""
     parsers = [given[0]._parser_specification]
     if parsers[0].subparsers is not None:
         return

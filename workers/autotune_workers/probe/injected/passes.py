@@ -1,4 +1,5 @@
-"""Calls of the outermost modules between two optimizer steps: which of them count, and how many sequences they were given.
+"""Calls of the outermost modules between two optimizer steps: which of them count, and how many
+sequences they were given.
 
 counts         a call whose result gets a gradient; where no result tells, each call that may
 counts not     one that trains nothing (a frozen teacher), and one on the very tensor of a call before it in the step, as optimizers make that look at
@@ -55,7 +56,8 @@ class Root:
         self._before, self._now = self._now, {}
 
     def has_had(self, tensor: Any) -> bool:
-        """Whether a call of this step was given this very tensor, which none of the step before was."""
+        """Whether a call of this step was given this very tensor, which none of the step before
+        was."""
         if tensor.is_inference():
             return False
         version = tensor._version
@@ -150,8 +152,9 @@ def _are_tokens(torch: Any, tensor: Any) -> bool:
 def counted(
     roots: Iterable[Root], *, backwards: int, loaded: int, takes_turns: bool
 ) -> tuple[int, list[int], int | None]:
-    """Micro-batches, possible numbers of sequences (the likeliest first) and tokens since the last step. `loaded`: samples that data loaders gave; `takes_turns`: other
-    optimizers have stepped in it, each of which may have computed on the same sequences."""
+    """Micro-batches, possible numbers of sequences (the likeliest first) and tokens since the last
+    step. `loaded`: samples that data loaders gave; `takes_turns`: other optimizers have stepped in
+    it, each of which may have computed on the same sequences."""
     roots = list(roots)
     counts = [(_weight(root), root.used) for root in roots if root.used.calls]
     counts = counts or [(_weight(root), root.made) for root in roots if root.made.calls]

@@ -1,11 +1,13 @@
-"""What the thread that trains does, and what that costs it: for each phase of a step the time, the processor time, and the time that it waited for a processor.
+"""What the thread that trains does, and what that costs it: for each phase of a step the time, the
+processor time, and the time that it waited for a processor.
 
     data, forward, backward, optimizer, evaluation, checkpoint    from the hooks of `training`
     collective                                                    of the native trainer alone, which knows when it waits for others
     rest                                                          between them
 
-Time in a phase that is inside another one belongs to the inner one. What is neither processor time nor waiting for a processor was spent blocked: in a
-collective, on a disk, in a sleep, or stopped from outside.
+Time in a phase that is inside another one belongs to the inner one. What is neither processor time
+nor waiting for a processor was spent blocked: in a collective, on a disk, in a sleep, or stopped
+from outside.
 
     delay    /proc/thread-self/schedstat (the kernel's sched-stats): nanoseconds on a run queue; 0 where the kernel does not count them
 """
@@ -77,7 +79,8 @@ class Phases:
             self.left = phase
 
     def take(self) -> dict[str, list[float]]:
-        """By name of a phase: seconds, of them on a processor, of them waiting for one; phases that did not occur are left out."""
+        """By name of a phase: seconds, of them on a processor, of them waiting for one; phases that
+        did not occur are left out."""
         if threading.get_ident() != self.thread:
             return {}
         self._count()

@@ -7,12 +7,16 @@
     input            a data loader is drawn from: on a GPU, where the GPU has nothing to do meanwhile
     host             the rest: Python, launches, waiting for a slow peer before a collective begins
 
-Each instant of the step belongs to one of them: on a CPU the first in the order optimizer, input, compute, bubble, communication, host; on a GPU input comes
-before host alone. So they add up to the step. Communication that runs while something is computed costs no time of its own: `communication_overlapped` is told
-beside them. A profiled step is slower than others: shares are meant, not seconds. Without a pipeline every send belongs to a collective (the all-to-all
-of experts is made of them). On a GPU kernels count, and of the spans that mark a region of code only the optimizer's: the others would hide its gaps.
+Each instant of the step belongs to one of them: on a CPU the first in the order optimizer, input,
+compute, bubble, communication, host; on a GPU input comes before host alone. So they add up to the
+step. Communication that runs while something is computed costs no time of its own:
+`communication_overlapped` is told beside them. A profiled step is slower than others: shares are
+meant, not seconds. Without a pipeline every send belongs to a collective (the all-to-all of experts
+is made of them). On a GPU kernels count, and of the spans that mark a region of code only the
+optimizer's: the others would hide its gaps.
 
-Like the rest of the probe it needs nothing but the standard library until the program has imported torch.
+Like the rest of the probe it needs nothing but the standard library until the program has imported
+torch.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ ASKED = "AUTOTUNE_PROBE_PROFILE"
 FIRST = 8
 """steps that pass before: the first ones build and compile"""
 SETTLING = 2
-"""steps after it that count for nothing: the events are read within the first of them, on the slowest rank within the second"""
+"""steps after it that count for nothing: the events are read within the first of them, on the
+slowest rank within the second"""
 MOST_KERNELS = 5
 """the longest, by name"""
 
@@ -56,8 +61,8 @@ class Breakdown:
     overlapped_s: float
     """communication hidden behind computation"""
     launch_delay_s: float | None = None
-    """median time from the call that launches a kernel to its start: microseconds where the GPU waits for the host, much more where the
-    host runs ahead; None where there are none"""
+    """median time from the call that launches a kernel to its start: microseconds where the GPU
+    waits for the host, much more where the host runs ahead; None where there are none"""
     longest_s: Mapping[str, float] | None = None
     """kernels (on a CPU: operators) by name, those that take longest in all"""
 
@@ -85,7 +90,8 @@ class Profile:
         self._whole = profiler.record_function(STEP)
 
     def begin(self) -> None:
-        """Whatever was asked of the device before is done. Raises `RuntimeError` where another profiler runs, which this one would end."""
+        """Whatever was asked of the device before is done. Raises `RuntimeError` where another
+        profiler runs, which this one would end."""
         if self._torch.autograd._profiler_enabled():
             raise RuntimeError("the program's own profiler was running")
         self._synchronize()
@@ -116,7 +122,8 @@ class AskedProfile:
         self._marks: list[tuple[str, Any]] = []
         self._has_passes_inside = False
         self._thread = 0
-        """the one that trains, whose regions alone are marked: marks of one thread end in their order"""
+        """the one that trains, whose regions alone are marked: marks of one thread end in their
+        order"""
         self._settling = 0
 
     def enter(self, name: str) -> None:
@@ -132,7 +139,8 @@ class AskedProfile:
             self._marks.pop()[1].__exit__(None, None, None)
 
     def pass_begins(self) -> None:
-        """A forward or backward pass within the optimizer's step, as Lightning's closure has them, is no part of it."""
+        """A forward or backward pass within the optimizer's step, as Lightning's closure has them,
+        is no part of it."""
         if self._marks and self._marks[-1][0] == OPTIMIZER:
             self.leave()
             self._has_passes_inside = True
@@ -144,7 +152,8 @@ class AskedProfile:
             self.enter(OPTIMIZER)
 
     def step(self, count: int, *, pipelined: bool) -> dict[str, Any] | None:
-        """At the end of the step of this number: begins the profile, or ends it and returns what is reported of it."""
+        """At the end of the step of this number: begins the profile, or ends it and returns what is
+        reported of it."""
         if not self._left or count < FIRST:
             return None
         if self._profile is None:
@@ -171,7 +180,8 @@ class AskedProfile:
         }
 
     def is_busy(self, count: int) -> bool:
-        """Whether what the training is found at behind the step of this number is the profiler's work, or slowed by it."""
+        """Whether what the training is found at behind the step of this number is the profiler's
+        work, or slowed by it."""
         return self._settling > 0 or (self._left > 0 and count >= FIRST)
 
     def disturbs(self) -> bool:
@@ -186,7 +196,8 @@ class AskedProfile:
 def partition(
     window: Interval, intervals: Mapping[str, Iterable[Interval]], order: Iterable[str] = ON_GPU
 ) -> Breakdown:
-    """Cuts the window (start, end) among the causes that have intervals in it; what none covers is `host`."""
+    """Cuts the window (start, end) among the causes that have intervals in it; what none covers is
+    `host`."""
     parts: dict[str, float] = {}
     covered: list[Interval] = []
     for cause in order:
@@ -245,7 +256,8 @@ def _own_s(event: Any, span: Interval) -> float:
 
 
 def launch_delay(launched: Mapping[int, float], started: Mapping[int, float]) -> float | None:
-    """Median of start less launch over the kernels of which both moments are known; None when there are none."""
+    """Median of start less launch over the kernels of which both moments are known; None when there
+    are none."""
     import statistics
 
     delays = [start - launched[number] for number, start in started.items() if number in launched]
@@ -253,7 +265,8 @@ def launch_delay(launched: Mapping[int, float], started: Mapping[int, float]) ->
 
 
 def _cause(name: str, on_device: bool, *, is_mark: bool) -> str:
-    """Cause of an event by its name; empty for one that says nothing (marks, waits that another event explains)."""
+    """Cause of an event by its name; empty for one that says nothing (marks, waits that another
+    event explains)."""
     if name == OPTIMIZER:
         return "optimizer"
     if on_device and is_mark:

@@ -1,4 +1,5 @@
-"""Python runs this before the program, because its folder is on PYTHONPATH. It starts the probe and goes on to the `sitecustomize` that would have been run.
+"""Python runs this before the program, because its folder is on PYTHONPATH. It starts the probe and
+goes on to the `sitecustomize` that would have been run.
 
 Its folder leaves `sys.path` again, so that the program finds the modules that it found before.
 """
@@ -28,7 +29,8 @@ def _start(here: str) -> None:
 
 
 def _name_package(here: str) -> None:
-    """Where this file lies among the probe's own modules they are the package, under the name that they have as a copy."""
+    """Where this file lies among the probe's own modules they are the package, under the name that
+    they have as a copy."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(

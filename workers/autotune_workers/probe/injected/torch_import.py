@@ -1,6 +1,7 @@
 """Waits until the program imports torch, so that the probe never imports it first.
 
-A finder at the head of `sys.meta_path` lets the other finders find the module, and has it told to the probe once it is executed.
+A finder at the head of `sys.meta_path` lets the other finders find the module, and has it told to
+the probe once it is executed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class _Finder:
         return None
 
     def _tell(self, name: str, spec: Any) -> None:
-        """Has the probe told of the module when it was executed. A spec that was only looked up (`importlib.util.find_spec`) is never executed."""
+        """Has the probe told of the module when it was executed. A spec that was only looked up
+        (`importlib.util.find_spec`) is never executed."""
         loader, execute = spec.loader, getattr(spec.loader, "exec_module", None)
         if execute is None:
             return

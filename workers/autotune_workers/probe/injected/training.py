@@ -8,9 +8,11 @@
     out of memory  an exception that says so has left the outermost module or a backward pass; or, as torch's allocator counts them, one was raised in a step in
                    which a call got no gradient, or an optimizer did not end its step. The program may catch it and go on
 
-Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like); three methods are wrapped, for which there are none:
-`torch.autograd.backward`, `GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles. A process that was
-forked is watched from its first call of a module with parameters, if the one that forked it did not train: workers of loaders call none.
+Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like);
+three methods are wrapped, for which there are none: `torch.autograd.backward`, `GradScaler.step`
+and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles. A
+process that was forked is watched from its first call of a module with parameters, if the one that
+forked it did not train: workers of loaders call none.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ FACTS_AT = (1, 3)
 LAST_EVENTS_S = 0.5
 """time that the device gets at the end to finish the last steps"""
 LOOKS_AT_WEIGHTS, SAMPLE, CHANGES = 64, 32, 3
-"""backward passes without an optimizer step after which a few weights are compared, how many weights, and how often they must have changed: SAM changes them once
-before its optimizer steps"""
+"""backward passes without an optimizer step after which a few weights are compared, how many
+weights, and how often they must have changed: SAM changes them once before its optimizer steps"""
 MOST_CALLS = 256
-"""calls of an optimizer that holds another in which that one may not step, before they count themselves"""
+"""calls of an optimizer that holds another in which that one may not step, before they count
+themselves"""
 LACKS_MEMORY = ("out of memory", "can't allocate memory")
 """what exceptions say that were raised because memory ran out"""
 OWN_UPDATES = "the program updates its weights itself, without a torch optimizer"
@@ -87,7 +90,8 @@ class Seen:
         self.profile = profile.AskedProfile(torch)
         self.pipelined = False
         self.sample: tuple[Any, Any] | None = None
-        """a parameter of a program in which no optimizer has stepped yet, and some of its weights as they were"""
+        """a parameter of a program in which no optimizer has stepped yet, and some of its weights
+        as they were"""
         self.looks = self.changes = 0
         self.stepping = 0
         """optimizers that step now"""
@@ -96,9 +100,10 @@ class Seen:
 
 
 class Steps:
-    """The steps, on their way to the channel. Each is {"at": end on the monotonic clock, "s": seconds, "micro", "sequences": [possible counts], "tokens",
-    "backwards", "wait_s", "skipped", "phases": see `phases`, "cpu": processor seconds of the process,
-    "compile_s": of them in torch's compiler}."""
+    """The steps, on their way to the channel. Each is {"at": end on the monotonic clock, "s":
+    seconds, "micro", "sequences": [possible counts], "tokens", "backwards", "wait_s", "skipped",
+    "phases": see `phases`, "cpu": processor seconds of the process, "compile_s": of them in torch's
+    compiler}."""
 
     def __init__(self, torch: Any, reports: Channel) -> None:
         self._torch, self._reports = torch, reports
@@ -124,7 +129,8 @@ class Steps:
             self._begun[id(optimizer)] = sum(self.heard.values())
 
     def _waits(self, optimizer: Any) -> bool:
-        """Whether it only accumulates now: the one that it holds has not stepped within its step."""
+        """Whether it only accumulates now: the one that it holds has not stepped within its
+        step."""
         begun = self._begun.pop(id(optimizer), None)
         return begun == sum(self.heard.values()) and self.heard.get(id(optimizer), 0) < MOST_CALLS
 
@@ -223,13 +229,15 @@ def compiled(seen: Seen) -> float:
 
 
 def watch(torch: Any, reports: Channel) -> None:
-    """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of them."""
+    """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of
+    them."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )
 
-    # ours are such hooks; that they fire once more is known here, and the program's output stays its own
+    # ours are such hooks; that they fire once more is known here, and the program's output stays
+    # its own
     warnings.filterwarnings(
         "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
     )
@@ -423,7 +431,8 @@ def _inside(torch: Any, seen: Seen, module: Any, args: Any) -> None:
 
 
 def _changes_itself(torch: Any, seen: Seen) -> bool:
-    """Whether weights have changed between backward passes, though no optimizer has stepped. Looked at in programs of one process alone, as sharded weights come and go."""
+    """Whether weights have changed between backward passes, though no optimizer has stepped. Looked
+    at in programs of one process alone, as sharded weights come and go."""
     if model_facts.is_distributed(torch) or _is_capturing(torch):
         return False
     if seen.sample is None:
@@ -442,15 +451,16 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
 
 
 def _tell_memory(reports: Channel, error: BaseException | None, where: str) -> None:
-    """An exception that left what the program called, if memory ran out. It is not kept, because it holds the tensors of its frames."""
+    """An exception that left what the program called, if memory ran out. It is not kept, because it
+    holds the tensors of its frames."""
     text = str(error)
     if any(words in text.lower() for words in LACKS_MEMORY):
         reports.send("out_of_memory", error=text[:300], where=where)
 
 
 def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
-    """Whether memory ran out in this step outside of modules and backward passes, as in a loss. Libraries that try algorithms (cuDNN) raise such exceptions, too, and
-    leave nothing undone."""
+    """Whether memory ran out in this step outside of modules and backward passes, as in a loss.
+    Libraries that try algorithms (cuDNN) raise such exceptions, too, and leave nothing undone."""
     is_left = seen.stepping or any(r.made.calls > r.used.calls for r in seen.roots.values())
     if not (is_left or seen.failed_allocations is None) or not uses_cuda(torch):
         return
@@ -557,7 +567,8 @@ def _wrap_scaler(torch: Any, steps: Steps, stepped: Callable[..., None]) -> None
 
 
 def _event(torch: Any, optimizer: Any) -> Any:
-    """An event of the device that holds the optimizer's parameters, at the end of what was asked of it so far; None for a CPU."""
+    """An event of the device that holds the optimizer's parameters, at the end of what was asked of
+    it so far; None for a CPU."""
     parameter = next(model_facts.parameters_of([optimizer]), None)
     if parameter is None:
         return None

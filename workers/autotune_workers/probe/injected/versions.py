@@ -1,4 +1,5 @@
-"""What could move the speed of a training: releases, driver, kernel, the program's commit, and how the GPU's clocks and power are limited. What is not there is left out."""
+"""What could move the speed of a training: releases, driver, kernel, the program's commit, and how
+the GPU's clocks and power are limited. What is not there is left out."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def _of_gpu(torch: Any) -> dict[str, str]:
 
 
 def commit_of(folder: str) -> str:
-    """The commit that is checked out where the program lies, by git's own files; empty where there is none."""
+    """The commit that is checked out where the program lies, by git's own files; empty where there
+    is none."""
     while True:
         head = text_of(os.path.join(folder, ".git", "HEAD"))
         root = os.path.join(folder, ".git")

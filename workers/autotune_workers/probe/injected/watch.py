@@ -7,7 +7,8 @@
     links      TCP connections to other nodes: round trips, what waits to be sent, what was sent again
     gpu        clocks, what holds them down, power, use: by NVML where it is installed
 
-All of it is told as sums since the program began to train; the difference of two reports is what happened between them.
+All of it is told as sums since the program began to train; the difference of two reports is what
+happened between them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ TELL_S, NODE_S = 2.0, 8.0
 MOST_LINES = 400
 """places that are counted"""
 MOST_BELOW = 2
-"""functions of libraries below a line of the program's own, from which on its text does not tell what is done"""
+"""functions of libraries below a line of the program's own, from which on its text does not tell
+what is done"""
 _KINDS = (
     ("collective", ("distributed/distributed_c10d.py", "_functional_collectives.py")),
     ("compile", ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "torch/_dynamo/guards.py")),
@@ -69,11 +71,13 @@ class Watch:
     """The watch of one process."""
 
     def __init__(self, phases: Phases, reports: Any, torch: Any, root: int = 0) -> None:
-        """`root`: the process whose descendants are of this training; 0: the one that AUTOTUNE_PROBE_ROOT names."""
+        """`root`: the process whose descendants are of this training; 0: the one that
+        AUTOTUNE_PROBE_ROOT names."""
         self._phases, self._reports, self._torch = phases, reports, torch
         self._lines: dict[tuple[str, ...], int] = {}
         self._around: set[str] = set()
-        """the program's own functions that the passes run in: their names tell nothing of what else they do"""
+        """the program's own functions that the passes run in: their names tell nothing of what else
+        they do"""
         self._gap: list[tuple[str, ...]] = []
         """places since a backward pass, of no kind, until it is known what comes next"""
         self._gaps_ended: list[int] = []
@@ -156,7 +160,8 @@ class Watch:
             self._count(key)
 
     def _end_gap(self, phase: int) -> None:
-        """Between a backward pass and the optimizer nothing is loaded: what no kind is known of there is the program's own work."""
+        """Between a backward pass and the optimizer nothing is loaded: what no kind is known of
+        there is the program's own work."""
         gap, self._gap = self._gap, []
         for key in gap:
             self._count((key[0], "own", *key[2:]) if phase == OPTIMIZER else key)
@@ -227,8 +232,10 @@ def _threads(torch: Any) -> int:
 
 
 def _place(frame: Any, around: Set[str]) -> tuple[frozenset[str], str, str, str, str]:
-    """(the program's own functions; kind of what is done; the program's own innermost line, its place and text; the innermost function of a library below it). The
-    kind is told by the files of libraries, else by the text of the line, else by the names of the program's functions that are not `around` its passes."""
+    """(the program's own functions; kind of what is done; the program's own innermost line, its
+    place and text; the innermost function of a library below it). The kind is told by the files of
+    libraries, else by the text of the line, else by the names of the program's functions that are
+    not `around` its passes."""
     kind, own, text, below = "", "", "", ""
     names = []
     depth = between = 0
@@ -278,7 +285,8 @@ def _delay_s() -> float:
 
 
 def _pressure(path: str) -> float:
-    """Seconds in which some task of the machine waited for this resource (the kernel's pressure stall information)."""
+    """Seconds in which some task of the machine waited for this resource (the kernel's pressure
+    stall information)."""
     for word in text_of(path).split("\n", 1)[0].split():
         if word.startswith("total="):
             return int(word[6:]) * 1e-6
@@ -291,7 +299,8 @@ def _io() -> dict[str, int]:
 
 
 def _group() -> dict[str, float]:
-    """Of the control group (version 1 or 2) that this process is in: time that a quota took, and how often memory was at its limit."""
+    """Of the control group (version 1 or 2) that this process is in: time that a quota took, and
+    how often memory was at its limit."""
     found: dict[str, float] = {}
     for line in text_of("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)

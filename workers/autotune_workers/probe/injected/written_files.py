@@ -1,7 +1,9 @@
-"""Files that the program writes or removes outside of the folder of its trial, by Python's audit events (PEP 578) and torch's own writers.
+"""Files that the program writes or removes outside of the folder of its trial, by Python's audit
+events (PEP 578) and torch's own writers.
 
-A file that was there before the trial began is kept as `.NAME.before-autotune` in the same folder, from where the keeper puts it back once nothing of the trial is
-left. Only one can make that name, which is also how processes of several nodes agree who keeps a file.
+A file that was there before the trial began is kept as `.NAME.before-autotune` in the same folder,
+from where the keeper puts it back once nothing of the trial is left. Only one can make that name,
+which is also how processes of several nodes agree who keeps a file.
 
     cut, replaced, removed   it gets that name as a second link; where its own name is then written, that becomes another, empty file
     written in place         it is copied
@@ -11,7 +13,8 @@ left. Only one can make that name, which is also how processes of several nodes 
     a lock                   is removed at the end if the trial has made it (`_LOCKS`)
     left alone               devices, temporary and cache folders, the folders of Python's own modules, and what the trial itself has made
 
-What is done is written to the journal of the process before it is done, so that it can be undone, in reverse order, wherever the process was killed.
+What is done is written to the journal of the process before it is done, so that it can be undone,
+in reverse order, wherever the process was killed.
 
     [AT_S, "link", PATH, KEPT]               PATH is also KEPT
     [AT_S, "copy", PATH, KEPT, ID]           KEPT has what PATH had; ID: device and inode of PATH
@@ -62,7 +65,8 @@ _ALONE = ("__pycache__", ".cache", ".triton", ".nv", ".ipython", ".matplotlib")
 WROTE_S = 1.0
 """time in which further writes to a file are not written down again"""
 _LOCKS = (".lock", ".lck", ".pid")
-"""ends of the names of files by which a program says that it runs: those that the trial makes are removed at its end"""
+"""ends of the names of files by which a program says that it runs: those that the trial makes are
+removed at its end"""
 HELD_S = 60.0
 """time that the keeper gets to end a program which is about to change a file that cannot be kept"""
 
@@ -202,7 +206,8 @@ def _made_lock(path: str) -> None:
 
 
 def _noted(path: Any, how: str, *, cut: bool, is_name: bool = False, to: Any = "") -> None:
-    """Reports the file once, and keeps what was there. Never raises. `is_name`: its name is taken away, or given to another; `to`: which name it gets."""
+    """Reports the file once, and keeps what was there. Never raises. `is_name`: its name is taken
+    away, or given to another; `to`: which name it gets."""
     watch = _watch
     if watch is None or getattr(watch.local, "busy", False):
         return
@@ -241,7 +246,8 @@ def _wait_for_end(watch: _Watch, path: str, how: str, why: str) -> None:
 
 
 def _place(path: Any, *, is_name: bool) -> str:
-    """The whole path: of a link its own where its name is meant, else that of what it leads to. Empty for what is none."""
+    """The whole path: of a link its own where its name is meant, else that of what it leads to.
+    Empty for what is none."""
     if isinstance(path, (bytes, os.PathLike)):
         path = os.fsdecode(path)
     if not isinstance(path, str) or not path:
@@ -325,7 +331,8 @@ def _tell(watch: _Watch, how: str, existed: dict[str, bool]) -> None:
 
 
 def _older_in(watch: _Watch, folder: str) -> tuple[list[str], dict[str, bool]]:
-    """The files and links below a folder that were there before the trial, of many not all; and the folders, with whether nothing of them has changed since."""
+    """The files and links below a folder that were there before the trial, of many not all; and the
+    folders, with whether nothing of them has changed since."""
     files: list[str] = []
     folders: dict[str, bool] = {}
     for top, below, names in os.walk(folder):
@@ -357,7 +364,8 @@ def _is_older(watch: _Watch, path: str) -> bool:
 
 
 def _is_kept(watch: _Watch, path: str) -> bool:
-    """Whether it has a second name under which it is kept: it has then changed since the trial began, though its content has not."""
+    """Whether it has a second name under which it is kept: it has then changed since the trial
+    began, though its content has not."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -444,7 +452,8 @@ def _copy(watch: _Watch, path: str, kept: str) -> None:
 
 
 def _part(watch: _Watch, path: str, *, cut: bool) -> None:
-    """Gives a name whose file is kept as well a file of its own, before it is written: an empty one where it is about to be cut."""
+    """Gives a name whose file is kept as well a file of its own, before it is written: an empty one
+    where it is about to be cut."""
     with _Turn(watch):
         if _is_kept(watch, path):
             os.replace(_copied(watch, path, empty=cut), path)
@@ -463,7 +472,8 @@ def _is_file(found: os.stat_result, path: str) -> bool:
 
 
 def _copied(watch: _Watch, path: str, *, empty: bool = False) -> str:
-    """A copy in the same folder, with the same mode and, where we may, owner. Raises `OSError` where there cannot be one."""
+    """A copy in the same folder, with the same mode and, where we may, owner. Raises `OSError`
+    where there cannot be one."""
     import shutil
 
     found, folder = os.stat(path), os.path.dirname(path)

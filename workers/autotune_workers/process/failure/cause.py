@@ -1,7 +1,8 @@
-"""The cause of a program's failure, read from the log of one node line by line, in bounded memory: lines in, evidence out.
+"""The cause of a program's failure, read from the log of one node line by line, in bounded memory:
+lines in, evidence out.
 
-Launchers end a log with their own traceback and a summary, and ranks that lost a peer echo the failure of the one that failed first. So the last
-lines seldom say why. This reader knows:
+Launchers end a log with their own traceback and a summary, and ranks that lost a peer echo the
+failure of the one that failed first. So the last lines seldom say why. This reader knows:
 
     exceptions   Python tracebacks, with or without the prefixes of torchrun (`[rank1]:`, `[default0]:`), mpirun, srun and Ray, boxed ones of rich,
                  chained ones, and the C++ runtime's `terminate called after throwing`
@@ -10,9 +11,11 @@ lines seldom say why. This reader knows:
     last words   by which a program ends itself without an exception: `Loss is nan, stopping training`
     summary      torchrun's `Root Cause (first observed failure)`: the rank, and its exit code or signal; other launchers' by `launcher_words`
 
-A traceback that two more steps followed was caught, and is no cause. That memory ran out then is kept (`ran_out`). Of one rank the first that is left counts. Of a chain the last exception
-is what ended the rank and the first is what went wrong, so a message has both; where the last is only the echo of a lost peer, the first counts.
-Which evidence of which rank explains the rest is decided by `gang.failure_kind.weigh`.
+A traceback that two more steps followed was caught, and is no cause. That memory ran out then is
+kept (`ran_out`). Of one rank the first that is left counts. Of a chain the last exception is what
+ended the rank and the first is what went wrong, so a message has both; where the last is only the
+echo of a lost peer, the first counts. Which evidence of which rank explains the rest is decided by
+`gang.failure_kind.weigh`.
 """
 
 from __future__ import annotations
@@ -38,13 +41,15 @@ from autotune_workers.process.failure.traceback_reader import CONTEXT_LINES, Rai
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 SURVIVED_STEPS = 2
-"""steps after a traceback that show that it was caught: the line of the step in which a rank fails may come after it, from another rank"""
+"""steps after a traceback that show that it was caught: the line of the step in which a rank fails
+may come after it, from another rank"""
 _LESS = r"\b(skip|retry|retri|reduc|halv|smaller|tried to allocate)"
 _RAN_OUT = re.compile(
     rf"\b(CUDA|HIP|XPU|MPS|GPU)\b.{{0,20}}\bout of memory\b|OutOfMemoryError|\bout of memory\b\W.{{0,80}}{_LESS}|{_LESS}.{{0,80}}\bout of memory\b",
     re.IGNORECASE,
 )
-"""what a program says that goes on without memory; texts that a model generates may speak of memory, too"""
+"""what a program says that goes on without memory; texts that a model generates may speak of
+memory, too"""
 MAX_STREAMS = 64
 """prefixes that are told apart; lines of further ones are read as one stream"""
 _PREFIX = re.compile(
@@ -52,7 +57,8 @@ _PREFIX = re.compile(
     r"|\[\d+,(?P<mpi>\d+)\](?:<\w+>)?:)?(?:\[rank(?P<rank>\d+)\]:|(?P<task>\d{1,5}):(?= ))?(?P<space> ?)"
     r"(?P<logged>(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+:\d+\] ?)?"
 )
-"""of torchrun, Ray, mpirun --tag-output and srun --label, and of vLLM's logger, which has it before each line of a traceback (vllm#27508)"""
+"""of torchrun, Ray, mpirun --tag-output and srun --label, and of vLLM's logger, which has it before
+each line of a traceback (vllm#27508)"""
 _USAGE = re.compile(r"^\s*usage: ", re.IGNORECASE)
 _ARGPARSE = re.compile(r"^(?P<program>[^:]{1,200}): error: (?P<text>.+)")
 _ARGPARSE_WORDS = re.compile(
@@ -167,7 +173,8 @@ class CauseReader:
             self._own.append(line)
 
     def evidence(self, steps_done: int = 0, *, kernel_oom: bool = False) -> list[Evidence]:
-        """What the log says of the failure, the earliest first; empty where it says nothing. `steps_done`: in all."""
+        """What the log says of the failure, the earliest first; empty where it says nothing.
+        `steps_done`: in all."""
         step = steps_done or None
         found = []
         for (local, rank), stream in self._streams.items():
@@ -207,7 +214,8 @@ class CauseReader:
     def _ended(
         self, evidence: Sequence[Evidence], step: int | None, *, kernel_oom: bool
     ) -> list[Evidence]:
-        """What launchers and schedulers say: what they decided themselves, and signals of ranks that said nothing. They end the others by SIGTERM."""
+        """What launchers and schedulers say: what they decided themselves, and signals of ranks
+        that said nothing. They end the others by SIGTERM."""
         is_explained = any(e.weight in _STRONG for e in evidence)
         decided = next((end for end in self._ends if end.kind is not None), None)
         if decided is not None and decided.kind is not None:
@@ -251,8 +259,9 @@ class CauseReader:
     def _deaths(
         self, evidence: Sequence[Evidence], step: int | None, *, kernel_oom: bool
     ) -> list[Evidence]:
-        """What the launcher's summary says, where the rank that it saw fail first did not say why: how that rank ended, or where it only echoes a
-        lost peer, how the others did. A rank that raised may die of a signal as it is torn down: its exception says more. The launcher itself
+        """What the launcher's summary says, where the rank that it saw fail first did not say why:
+        how that rank ended, or where it only echoes a lost peer, how the others did. A rank that
+        raised may die of a signal as it is torn down: its exception says more. The launcher itself
         ends the others by SIGTERM."""
         if self._root is None or any(
             e.weight != "echo" and e.rank in (self._root, None) for e in evidence
@@ -439,7 +448,8 @@ def _code_of(raised: Raised) -> str:
 
 
 def _of_one(name: str, text: str, rank: int | None, step: int | None, code: str) -> Evidence:
-    """Evidence of one exception. Torch's and Python's own go by their last name, so that `requests.ConnectionError` is no lost peer."""
+    """Evidence of one exception. Torch's and Python's own go by their last name, so that
+    `requests.ConnectionError` is no lost peer."""
     short = (
         re.split(r"\.|::", name)[-1] if name.startswith(("torch.", "builtins.", "c10::")) else name
     )

@@ -1,11 +1,13 @@
-"""Tracebacks in the lines of one stream of a log: those of one rank where lines say whose they are, else those of all.
+"""Tracebacks in the lines of one stream of a log: those of one rank where lines say whose they are,
+else those of all.
 
     Traceback (most recent call last):     header; rich draws it into the top of a box
       File "train.py", line 3, in main     indented: frames; in a box up to its bottom
     ValueError: 7 sequences,               the exception; further lines of its text follow where the stream is one rank's, or the line is not ended
     but 8 were expected
 
-A blank line and `During handling of the above exception` or `The above exception was the direct cause` join two tracebacks to a chain.
+A blank line and `During handling of the above exception` or `The above exception was the direct
+cause` join two tracebacks to a chain.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import final
 CONTEXT_LINES = 10
 """before a traceback that are kept with it"""
 HEAD_LINES, LAST_LINES = 14, 20
-"""lines of a long traceback that are kept: at its beginning, with the lines before it, and at its end"""
+"""lines of a long traceback that are kept: at its beginning, with the lines before it, and at its
+end"""
 MAX_RAISED = 8
 """tracebacks that are kept of a stream"""
 MORE_LINES = 4
@@ -27,12 +30,14 @@ _HEADER = re.compile(r"(?P<before>.*?)(?P<box>╭─* ?)?Traceback \(most recent
 _EXCEPTION = re.compile(
     r"^(?P<name>(?:\w+\.)+[A-Za-z_]\w*|[A-Z]\w*[A-Z]\w*|[A-Z]\w*(?:Error|Exception)|Exception)(?:\((?P<inner>\w+)\))?(?:: ?(?P<text>.*))?$"
 )
-"""a dotted name, or a word with two capitals or the usual ending: `loss: 2.3` of another rank is none; Ray has the name of the exception that it
-passes on in parentheses, and that one's traceback behind it"""
+"""a dotted name, or a word with two capitals or the usual ending: `loss: 2.3` of another rank is
+none; Ray has the name of the exception that it passes on in parentheses, and that one's traceback
+behind it"""
 _GOES_ON = re.compile(r"^(nccl\w+: |Last error:|Original Traceback)")
 """lines by which NCCL's and torch's exceptions go on"""
 _OF_CREATION = "because of an error raised in its creation task"
-"""by which Ray says that an actor could not be made; the frames and the exception of its constructor follow (verl's and OpenRLHF's workers)"""
+"""by which Ray says that an actor could not be made; the frames and the exception of its
+constructor follow (verl's and OpenRLHF's workers)"""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _THROWN = re.compile(r"^terminate called after throwing an instance of '(?P<name>.+)'")
 _WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>.*)")
@@ -82,7 +87,8 @@ class TracebackReader:
     def hear(
         self, text: str, line: str, number: int, steps_done: int, before: Iterable[str]
     ) -> None:
-        """A line of the log: `text` without the prefix, `line` as it came, its number and the lines before it."""
+        """A line of the log: `text` without the prefix, `line` as it came, its number and the lines
+        before it."""
         header = None if _SUMMARY.match(text) else _HEADER.match(text)
         if header is not None:
             self._begin(line, number, steps_done, before)

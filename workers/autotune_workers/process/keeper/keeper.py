@@ -1,11 +1,13 @@
-"""The keeper: a process between a runner and somebody's program. It starts the program, passes its log on, and nothing that the program starts
-outlives it.
+"""The keeper: a process between a runner and somebody's program. It starts the program, passes its
+log on, and nothing that the program starts outlives it.
 
-Launchers such as torchrun put their ranks into sessions of their own, where no signal to the program's group reaches them. So this process
-adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all descendants by their parents, and ends them all: when the program
-has ended, when it is told to, when its owner is gone, when it gets SIGTERM, and when the owner's lease runs out. With `--detach` it forks away from whoever starts it,
-because Ray kills the direct children of an actor before they could end anything; process 1 reaps it then. It imports the standard library only,
-until a log gets so long that step lines must be told from others, and starts in milliseconds.
+Launchers such as torchrun put their ranks into sessions of their own, where no signal to the
+program's group reaches them. So this process adopts every orphan below it (`PR_SET_CHILD_SUBREAPER`
+of prctl(2)), knows all descendants by their parents, and ends them all: when the program has ended,
+when it is told to, when its owner is gone, when it gets SIGTERM, and when the owner's lease runs
+out. With `--detach` it forks away from whoever starts it, because Ray kills the direct children of
+an actor before they could end anything; process 1 reaps it then. It imports the standard library
+only, until a log gets so long that step lines must be told from others, and starts in milliseconds.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
                        "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...}, "meets_at": ADDRESS,
@@ -13,11 +15,18 @@ until a log gets so long that step lines must be told from others, and starts in
                       {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program.places`: started or refused, lines and probe, at last ended, or gone after SIGTERM
 
-`files` are written into a temporary folder, the trial's own, whose path takes the place of `folder_word` in arguments and variables, and in which the program
-runs where `cwd` is empty, and stands in the files, too; what it writes belongs into the folder `outputs` there. `watched`: whether the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether
-files that were there before are put back when it has written others in their place, which only a program of our own user can be helped with. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
-so long everything ends; it is counted in rounds of the loop, so that the time for which this machine stood still counts as one round. Without it
-there is no lease. `meets_at`: the address of this node at which the nodes of the program meet; gloo is told the interface that holds it. `trainer` and its `options`: whose step lines are told from others where the log is too long. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
+`files` are written into a temporary folder, the trial's own, whose path takes the place of
+`folder_word` in arguments and variables, and in which the program runs where `cwd` is empty, and
+stands in the files, too; what it writes belongs into the folder `outputs` there. `watched`: whether
+the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether files that were there
+before are put back when it has written others in their place, which only a program of our own user
+can be helped with. `remove`: folders that are removed at the end. `user`: as whom the program runs;
+empty: our own. `lease_s`: without `alive` for so long everything ends; it is counted in rounds of
+the loop, so that the time for which this machine stood still counts as one round. Without it there
+is no lease. `meets_at`: the address of this node at which the nodes of the program meet; gloo is
+told the interface that holds it. `trainer` and its `options`: whose step lines are told from others
+where the log is too long. `hung`: the ranks of the program are asked first which collectives they
+had begun (`flight_recorder`).
 """
 
 from __future__ import annotations
@@ -211,7 +220,8 @@ class _Keeper:
         })  # fmt: skip
 
     def _wait(self, program: int, woken: int, lease_s: float | None) -> None:
-        """Until the program ends by itself, or the owner wants its end, is gone, or has not renewed its lease."""
+        """Until the program ends by itself, or the owner wants its end, is gone, or has not renewed
+        its lease."""
         unrenewed_s, round_s = 0.0, time.monotonic()
         while self._code is None and not self._commands.end:
             channel = self._commands.channel
@@ -259,7 +269,8 @@ class _Keeper:
         return [str(self._probe.path)] if self._probe is not None else []
 
     def _hear_probe(self, *, is_last: bool = False) -> None:
-        """Passes on what the probe reports; at last, when nothing of the program is left, puts the user's files back."""
+        """Passes on what the probe reports; at last, when nothing of the program is left, puts the
+        user's files back."""
         if self._probe is None or (self._outbox.is_behind and not is_last):
             return
         reports = self._probe.read()
@@ -270,7 +281,8 @@ class _Keeper:
             self._outbox.send({"event": "probe", "reports": [{"kind": "lost", "files": lost}]})
 
     def _end(self, program: int, grace_s: float) -> None:
-        """SIGTERM to the program's group (or to what it left behind), SIGKILL to whatever is there after `grace_s`, until nothing is."""
+        """SIGTERM to the program's group (or to what it left behind), SIGKILL to whatever is there
+        after `grace_s`, until nothing is."""
         began_s = time.monotonic()
         self._note_open(self._living())
         if self._code is None:
@@ -309,7 +321,8 @@ class _Keeper:
 
 
 def _step_line_test(trainer: str, options: Mapping[str, Any]) -> StepTest:
-    """How this trainer tells its step lines. Imported late: most programs never print so much that lines have to be left out."""
+    """How this trainer tells its step lines. Imported late: most programs never print so much that
+    lines have to be left out."""
     from autotune.trainers import trainer as trainer_named
 
     test = trainer_named(trainer).step_line_test(options)

@@ -1,12 +1,13 @@
-"""A program's log on its way from the program to the owner of its keeper: lines with the time of their arrival, bounded in memory and rate.
+"""A program's log on its way from the program to the owner of its keeper: lines with the time of
+their arrival, bounded in memory and rate.
 
     burst    BURST_BYTES of text pass at once            rate    RATE_BYTES_PER_S pass in the long run
     beyond   lines wait, and so they do while more than BACKLOG_BYTES wait for the owner; of those that wait the last `LAST_BYTES` are kept. Of
              the lines before them those pass that may say something of a step, up to STEP_BYTES that the owner has not read; the others are left
              out and counted
 
-An owner that is busy never holds the program up. Looking for step lines may, where it prints tens of MB per second, and once while the trainer's
-reader is loaded.
+An owner that is busy never holds the program up. Looking for step lines may, where it prints tens
+of MB per second, and once while the trainer's reader is loaded.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _LINE_END = re.compile(rb"[\r\n]+")
 
 
 def widen(pipe: int) -> None:
-    """Lets a pipe hold as much as is read at once, where the system allows that: a burst of lines then waits for nobody."""
+    """Lets a pipe hold as much as is read at once, where the system allows that: a burst of lines
+    then waits for nobody."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
 
@@ -63,7 +65,8 @@ class StepTest(NamedTuple):
 
 
 def _with_mark(text: bytes, mark: re.Pattern[bytes]) -> Iterator[bytes]:
-    """The lines in which it is found. Of the others nothing is made: a program may print millions of them."""
+    """The lines in which it is found. Of the others nothing is made: a program may print millions
+    of them."""
     place = 0
     while found := mark.search(text, place):
         begin = max(
@@ -83,7 +86,8 @@ class LeftOut:
     lines: int = 0
     bytes: int = 0
     step_lines: int = 0
-    """lines among them that may have said something of a step: the owner had no time to read so many"""
+    """lines among them that may have said something of a step: the owner had no time to read so
+    many"""
     blind: str = ""
     """why step lines could not be told from others; empty where they could"""
 
@@ -173,13 +177,15 @@ class Outbox:
 class LogReader(threading.Thread):
     """Reads a log to its end and sends its lines.
 
-    Lines that may not pass yet are held in their order, up to `LAST_BYTES`; beyond that the oldest ones are left out, but for step lines. So the
-    last `LAST_BYTES` of a log always arrive, and without a gap: neither the rate nor a busy owner cuts a traceback.
+    Lines that may not pass yet are held in their order, up to `LAST_BYTES`; beyond that the oldest
+    ones are left out, but for step lines. So the last `LAST_BYTES` of a log always arrive, and
+    without a gap: neither the rate nor a busy owner cuts a traceback.
     """
 
     def __init__(self, log: int, outbox: Outbox, load_test: Callable[[], StepTest]) -> None:
-        """`log`: the reading end of the program's output; closed at its end. `load_test`: loads the test for step lines; called by the time that lines
-        have to be left out. Where it raises, no line is taken for one."""
+        """`log`: the reading end of the program's output; closed at its end. `load_test`: loads the
+        test for step lines; called by the time that lines have to be left out. Where it raises, no
+        line is taken for one."""
         super().__init__(name="autotune-log", daemon=True)
         self._log, self._outbox = log, outbox
         self._load_test = load_test
@@ -268,7 +274,8 @@ class LogReader(threading.Thread):
         return self._test
 
     def _leave_out(self, count: int) -> None:
-        """Drops so many of the lines that are held, the oldest, but for those that may say something of a step."""
+        """Drops so many of the lines that are held, the oldest, but for those that may say
+        something of a step."""
         may_tell, mark = self._loaded()
         dropped = [self._take_oldest() for _ in range(count)]
         found = [
@@ -279,7 +286,8 @@ class LogReader(threading.Thread):
         self._keep_steps(found, len(dropped), sum(len(line) for _, line in dropped))
 
     def _leave_out_flood(self, text: bytes, now_s: float) -> None:
-        """Drops whole lines that were not even held, but for those that may say something of a step."""
+        """Drops whole lines that were not even held, but for those that may say something of a
+        step."""
         may_tell, mark = self._loaded()
         lines = (
             line[:LINE_BYTES]
@@ -335,7 +343,8 @@ class LogReader(threading.Thread):
         return steps
 
     def _finish(self, now_s: float) -> None:
-        """All that is held, and a last line without an end: they may say why the log ends, so neither the rate nor the backlog counts."""
+        """All that is held, and a last line without an end: they may say why the log ends, so
+        neither the rate nor the backlog counts."""
         self._hold([self._line], now_s)
         if self._steps or self._held or self._left_out:
             self._tell([*self._take_steps(), *self._held], now_s)

@@ -1,7 +1,9 @@
-"""The owner's side of a keeper: starts it on this machine, or has it from another one; gives it the order, renews its lease, takes its messages.
+"""The owner's side of a keeper: starts it on this machine, or has it from another one; gives it the
+order, renews its lease, takes its messages.
 
-A detached keeper is nobody's child (see `keeper`): its end is known by its last message and by the end of the channel, and it is killed by its
-number, which is its own as long as the channel is open. Any other keeper is a child, which `close` reaps: in a container process 1 may reap nobody.
+A detached keeper is nobody's child (see `keeper`): its end is known by its last message and by the
+end of the channel, and it is killed by its number, which is its own as long as the channel is open.
+Any other keeper is a child, which `close` reaps: in a container process 1 may reap nobody.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ class KeeperProcess:
     """One keeper, for one program. One thread receives; others may send."""
 
     def __init__(self, *, detached: bool = False, connection: socket.socket | None = None) -> None:
-        """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive this process's direct children. `connection`: to one
-        that runs on another machine already."""
+        """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive
+        this process's direct children. `connection`: to one that runs on another machine
+        already."""
         self._pid = 0
         self._over = False
         """whether its last message has come"""
@@ -67,7 +70,8 @@ class KeeperProcess:
             raise
 
     def fileno(self) -> int:
-        """For selectors: readable when there are messages or the keeper is gone; -1 once the channel has ended."""
+        """For selectors: readable when there are messages or the keeper is gone; -1 once the
+        channel has ended."""
         return self._channel.fileno()
 
     def begin(
@@ -81,9 +85,10 @@ class KeeperProcess:
         inherited: Mapping[str, str] | None = None,
         lease_s: float | None = None,
     ) -> None:
-        """Starts the program. `address`: of its node; `folder`: to which a relative `cwd` belongs, removed at the end if it `is_folder_ours`;
-        `environment`: of the node, below that of the order; `inherited`: what the keeper's own environment is, where it is not ours;
-        `lease_s`: without `renew` for so long everything ends; None: never."""
+        """Starts the program. `address`: of its node; `folder`: to which a relative `cwd` belongs,
+        removed at the end if it `is_folder_ours`; `environment`: of the node, below that of the
+        order; `inherited`: what the keeper's own environment is, where it is not ours; `lease_s`:
+        without `renew` for so long everything ends; None: never."""
         own = program_environment(order.argv, of=inherited)
         variables = {**own, "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
         self._channel.send({
@@ -109,11 +114,13 @@ class KeeperProcess:
         self._channel.send({"command": "alive"})
 
     def end(self, *, hung: bool = False) -> None:
-        """Ends the program; `ended` follows. `hung`: it is asked first which collectives its ranks had begun."""
+        """Ends the program; `ended` follows. `hung`: it is asked first which collectives its ranks
+        had begun."""
         self._channel.send({"command": "end", "hung": hung})
 
     def receive(self) -> list[Message]:
-        """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper was lost before it."""
+        """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper
+        was lost before it."""
         if self._starter is not None:
             self._starter.poll()
         messages = self._channel.receive()
@@ -129,7 +136,8 @@ class KeeperProcess:
         return [message for message in messages if message["event"] != "keeper"]
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Ends the program, waits up to `timeout_s` until it is gone, and kills the keeper if it is not."""
+        """Ends the program, waits up to `timeout_s` until it is gone, and kills the keeper if it is
+        not."""
         self.end()
         end_s = time.monotonic() + timeout_s
         while self._channel.is_open and time.monotonic() < end_s:

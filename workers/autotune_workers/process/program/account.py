@@ -1,6 +1,8 @@
-"""The account of somebody's program: the user as whom it runs. The keeper imports it, so it needs the standard library only.
+"""The account of somebody's program: the user as whom it runs. The keeper imports it, so it needs
+the standard library only.
 
-A program of another user cannot read our files, nor the environment of our processes (proc(5)). Only root can start one.
+A program of another user cannot read our files, nor the environment of our processes (proc(5)).
+Only root can start one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def account(user: str) -> pwd.struct_passwd | None:
-    """The account of a user, by name; None for our own. Raises `OSError` for a user that we cannot become."""
+    """The account of a user, by name; None for our own. Raises `OSError` for a user that we cannot
+    become."""
     if not user:
         return None
     try:
@@ -47,7 +50,8 @@ def hand_over(who: pwd.struct_passwd | None, *folders: str) -> None:
 
 
 def become(who: pwd.struct_passwd | None) -> None:
-    """Turns this process into one of that account, for good: no program that it starts gets more rights, not even a setuid one."""
+    """Turns this process into one of that account, for good: no program that it starts gets more
+    rights, not even a setuid one."""
     if who is not None:
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         os.initgroups(who.pw_name, who.pw_gid)

@@ -1,17 +1,21 @@
-"""One attempt of a program on its nodes: the keepers' messages and time in, orders to the keepers and events out. No clock.
+"""One attempt of a program on its nodes: the keepers' messages and time in, orders to the keepers
+and events out. No clock.
 
     WAITING    until every node is ready                       -> RUNNING: all start the program, and meet at node 0
     RUNNING    lines of all logs go to the trial (`program.state`)   -> ENDING when it is decided, late, refused or cancelled, or a node has ended
     ENDING     SIGTERM, then SIGKILL, by each node's keeper    -> OVER when every node has ended or is given up
 
-Any node's end ends all: a launcher whose peers are gone may wait for ever. Nodes have `PEERS_S` to end by themselves, because what the others
-say may be the cause of the first one's end; with a lost node nobody waits.
+Any node's end ends all: a launcher whose peers are gone may wait for ever. Nodes have `PEERS_S` to
+end by themselves, because what the others say may be the cause of the first one's end; with a lost
+node nobody waits.
 
-Trials of somebody's own program: any trainer that `autotune.trainers` can launch, the `command` trainer first of all.
+Trials of somebody's own program: any trainer that `autotune.trainers` can launch, the `command`
+trainer first of all.
 
-What the `local` and the `ray` runner share; they differ in where nodes come from (`program.places`). Each node runs its part of the program under a
-keeper, which reads its output line by line. The program is told to end when it is measured well enough, late, diverging or cancelled, and its end
-is announced when everything that it started is gone.
+What the `local` and the `ray` runner share; they differ in where nodes come from
+(`program.places`). Each node runs its part of the program under a keeper, which reads its output
+line by line. The program is told to end when it is measured well enough, late, diverging or
+cancelled, and its end is announced when everything that it started is gone.
 """
 
 from __future__ import annotations
@@ -275,17 +279,20 @@ class ProgramAttempt:
 
 
 class ProgramRunner(AttemptRunner[ProgramJob, ProgramAttempt]):
-    """Runs programs at once as long as there are places for them. A `TrialRunner` but for the trainers, which its owner names."""
+    """Runs programs at once as long as there are places for them. A `TrialRunner` but for the
+    trainers, which its owner names."""
 
     def __init__(
         self, places: ProgramPlaces, *, patience: Patience | None = None, logs: Path | None = None
     ) -> None:
-        """`places`: closed with the runner; `logs`: where logs of failed attempts are kept, by default in the user's data folder."""
+        """`places`: closed with the runner; `logs`: where logs of failed attempts are kept, by
+        default in the user's data folder."""
         super().__init__(places, patience)
         self._places, self._logs = places, logs
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when there is no such program here."""
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when there
+        is no such program here."""
         self._refuse_known(request.id)
         try:
             job = prepare(request, is_local=self._places.is_local)

@@ -1,8 +1,10 @@
-"""What somebody's program sees of our environment, and as which user it runs: as a service says, by two variables (`autotune.settings`).
+"""What somebody's program sees of our environment, and as which user it runs: as a service says, by
+two variables (`autotune.settings`).
 
-Without a service a program sees the user's environment, but for autotune's own settings, the database's password, Ray's token, and what Slurm or MPI told this
-process of its job. Under a service
-it sees only what training programs need, and the names that the service's options add: any other variable of a service may be a secret.
+Without a service a program sees the user's environment, but for autotune's own settings, the
+database's password, Ray's token, and what Slurm or MPI told this process of its job. Under a
+service it sees only what training programs need, and the names that the service's options add: any
+other variable of a service may be a secret.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ STARTERS = frozenset(
 def program_environment(
     argv: Sequence[str] = (), *, with_job: bool = False, of: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables of our environment that a program sees. Those of a job reach the launchers alone that start its tasks, or who asks for them (`with_job`).
-    `of`: the environment of its node in the place of ours."""
+    """The variables of our environment that a program sees. Those of a job reach the launchers
+    alone that start its tasks, or who asks for them (`with_job`). `of`: the environment of its node
+    in the place of ours."""
     starts_tasks = bool(argv) and os.path.basename(argv[0]) in STARTERS
     inherited = inherited_environment(with_job=with_job or starts_tasks, of=of)
     if PROGRAM_ENVIRONMENT not in os.environ:

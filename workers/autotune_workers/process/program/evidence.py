@@ -1,4 +1,5 @@
-"""What the end of each node of a program says, weighed: the node that failed counts, not one that merely lost its peer.
+"""What the end of each node of a program says, weighed: the node that failed counts, not one that
+merely lost its peer.
 
 gone      the keeper was lost: WORKER_LOST, whatever the others say of broken connections
 failed    the program of the node ended by itself with an exit code other than 0; of several the first one counts. What its log says of the
@@ -58,8 +59,8 @@ class NodeEnd:
 def explain(
     ends: Sequence[NodeEnd], causes: Sequence[CauseReader], steps_done: int
 ) -> Evidence | None:
-    """The evidence of the node that failed first; None when all ended well. `ends`: in the order of their ending; `causes`: what was read of
-    each node's log."""
+    """The evidence of the node that failed first; None when all ended well. `ends`: in the order of
+    their ending; `causes`: what was read of each node's log."""
     failed = sorted((end for end in ends if end.failed), key=lambda end: not end.gone)
     found = [(_of_node(end, causes[end.node], steps_done, len(ends)), end) for end in failed]
     cause = weigh(evidence for evidence, _ in found)
@@ -72,7 +73,8 @@ def explain(
 
 
 def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str, ...]:
-    """The last lines of the nodes' logs, those of `first` (default: node 0) whole; each with its node where there are several."""
+    """The last lines of the nodes' logs, those of `first` (default: node 0) whole; each with its
+    node where there are several."""
     if len(ends) == 1:
         return (first or ends[0]).log_tail
     by_node = sorted(ends, key=lambda end: end.node)
@@ -83,7 +85,8 @@ def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str
 
 
 def rank_behind(ends: Sequence[NodeEnd]) -> tuple[int, str] | None:
-    """The rank that had not come to a collective in which others waited, and which one; None where no flight recorder told."""
+    """The rank that had not come to a collective in which others waited, and which one; None where
+    no flight recorder told."""
     begun: dict[int, dict[str, list[Any]]] = {}
     for end in ends:
         begun |= {int(rank): groups for rank, groups in end.collectives.items() if rank.isdigit()}
@@ -139,7 +142,8 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
 
 
 def went_on(found: tuple[str, int]) -> Failure:
-    """Of a program that ran out of memory and did not end: what said so, and the steps that were done then."""
+    """Of a program that ran out of memory and did not end: what said so, and the steps that were
+    done then."""
     what, steps = found
     message = f"the program ran out of memory and continued, so the steps do not measure this config, because batches were skipped or made smaller ({what})"
     return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, step=steps or None)

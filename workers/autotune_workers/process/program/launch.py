@@ -1,6 +1,7 @@
 """What each node of an attempt is told to start: a trainer's launch as orders.
 
-A trial is launched as an export is, but that the runner says where the nodes meet, and which file the program is.
+A trial is launched as an export is, but that the runner says where the nodes meet, and which file
+the program is.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ class ProgramJob:
 
 
 def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
-    """The job of a request. Raises `RunnerError` when there is no such program or folder, and another `AutotuneError` for a config that the trainer
-    refuses. `is_local`: whether all nodes are this machine."""
+    """The job of a request. Raises `RunnerError` when there is no such program or folder, and
+    another `AutotuneError` for a config that the trainer refuses. `is_local`: whether all nodes are
+    this machine."""
     whose, options = trainer(request.trainer), dict(request.trainer_options)
     known = {option.name for option in whose.options}
     steps = request.measure.warmup_steps + request.measure.max_steps
@@ -109,7 +111,8 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
 
 
 def _taken(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables, those that the spec takes from the environment with their values there. Raises `RunnerError`."""
+    """The variables, those that the spec takes from the environment with their values there. Raises
+    `RunnerError`."""
     ours = program_environment(with_job=True)
     missing = [
         name for name, value in env.items() if value == FROM_ENVIRONMENT and name not in ours
@@ -124,7 +127,8 @@ def _taken(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
-    """The file that every node starts. A plain name is looked for once, here, so that no node takes another program of the same name."""
+    """The file that every node starts. A plain name is looked for once, here, so that no node takes
+    another program of the same name."""
     is_sent = upload and os.path.dirname(launch.argv[0]) and not os.path.isabs(launch.argv[0])
     if not is_sent and (found := find_executable(launch)):
         return os.path.abspath(found)
@@ -138,7 +142,8 @@ def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
 
 
 def _named_program(launch: Launch, cwd: str, *, upload: bool) -> str:
-    """The program as the launch names it: its path, or a plain name that the node looks for in its own PATH."""
+    """The program as the launch names it: its path, or a plain name that the node looks for in its
+    own PATH."""
     named = launch.argv[0]
     if os.path.dirname(named):  # of the folder that is sent along it stays relative
         return (

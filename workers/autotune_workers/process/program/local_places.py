@@ -1,6 +1,8 @@
-"""Program places on this machine: one keeper for each node of an attempt, all at the loopback address.
+"""Program places on this machine: one keeper for each node of an attempt, all at the loopback
+address.
 
-A config that is spread over several nodes runs here as it would on a cluster, with a launcher for each node and its share of the GPUs.
+A config that is spread over several nodes runs here as it would on a cluster, with a launcher for
+each node and its share of the GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class LocalNode:
     """A keeper of this machine as a node."""
 
     def __init__(self, name: str, *, gpus: Sequence[str], folder: str) -> None:
-        """`gpus`: that its program sees; empty: it is left to the environment. `folder`: the program's, where it would be sent along."""
+        """`gpus`: that its program sees; empty: it is left to the environment. `folder`: the
+        program's, where it would be sent along."""
         self.name, self.gpus, self._folder = name, list(gpus), folder
         self.ready, self.address, self.port = True, LOOPBACK, free_port(LOOPBACK)
         self.keeper = KeeperProcess(detached=False)
@@ -48,7 +51,8 @@ class LocalPlaces:
     is_local = True
 
     def __init__(self, capacity: int, *, gpus: Sequence[str] = ()) -> None:
-        """`capacity`: ranks at once; `gpus`: names for CUDA_VISIBLE_DEVICES, one per rank; empty means CPU."""
+        """`capacity`: ranks at once; `gpus`: names for CUDA_VISIBLE_DEVICES, one per rank; empty
+        means CPU."""
         self.capacity, self._free, self._gpus = capacity, capacity, list(gpus)
         self._nodes: dict[int, LocalNode] = {}
         """by descriptor of the keeper's channel"""

@@ -1,17 +1,20 @@
 """The log of one node of a program: lines in, steps out. No clock, no I/O.
 
-A line with a time (or a rate) ends a step; loss, gradient norm and memory of the lines before it belong to that step. Where lines
-number their steps, a number that was there already is another rank's and is ignored. A time without a number, where steps have numbers, is another row of the same step. A trainer that logs every few steps is measured by what
-it logs: each such line counts as one step. One that logs neither times nor rates is timed by the arrival of its step lines
+A line with a time (or a rate) ends a step; loss, gradient norm and memory of the lines before it
+belong to that step. Where lines number their steps, a number that was there already is another
+rank's and is ignored. A time without a number, where steps have numbers, is another row of the same
+step. A trainer that logs every few steps is measured by what it logs: each such line counts as one
+step. One that logs neither times nor rates is timed by the arrival of its step lines
 (`StepArrivals`); what comes first, a time or a later arrival, decides for the whole attempt.
 
 Step times from the arrival of step lines, for programs that log no time. No clock, no I/O.
 
     time of a step = (arrival of the last of the waiting lines - arrival of the last line that was counted before) / steps between the two
 
-Steps between two lines are the difference of their step numbers, or the count of lines where they have none. The first line starts the clock. Lines that come
-within `RESOLUTION_S` were written at once (a buffer was flushed, or a reader was late): each ends a step, and all have the same time. Where they come so soon
-after the last one that nothing can be told, they wait for the next ones.
+Steps between two lines are the difference of their step numbers, or the count of lines where they
+have none. The first line starts the clock. Lines that come within `RESOLUTION_S` were written at
+once (a buffer was flushed, or a reader was late): each ends a step, and all have the same time.
+Where they come so soon after the last one that nothing can be told, they wait for the next ones.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class StepArrivals:
         """lines that came at once with the first, itself among them"""
 
     def add(self, line: StepLine) -> bool:
-        """Whether it ends a step whose time `take` tells, now or later. Where lines are numbered, others do not count."""
+        """Whether it ends a step whose time `take` tells, now or later. Where lines are numbered,
+        others do not count."""
         last = self._waiting[-1] if self._waiting else self._counted
         if last is None or (line.number is not None and last.number is None):
             self._first_s, self._counted, self.at_once = line.arrived_s, line, 1
@@ -77,7 +81,8 @@ class StepArrivals:
         return bool(self._waiting) and arrived_s - self._waiting[0].arrived_s >= RESOLUTION_S
 
     def take(self) -> tuple[float, list[StepLine]]:
-        """The lines that wait, and the seconds of the step that each of them ends; no lines where that cannot be told yet."""
+        """The lines that wait, and the seconds of the step that each of them ends; no lines where
+        that cannot be told yet."""
         lines, before = self._waiting, self._counted
         if (
             not lines
@@ -122,7 +127,8 @@ class LoggedStep:
 
 
 def as_series(values: Iterable[float | None]) -> tuple[float, ...]:
-    """What the log says of each step, NaN where it says nothing; empty where it never says anything."""
+    """What the log says of each step, NaN where it says nothing; empty where it never says
+    anything."""
     series = tuple(math.nan if value is None else value for value in values)
     return () if all(map(math.isnan, series)) else series
 
@@ -192,7 +198,8 @@ class ProgramLog:
 
     @property
     def arrived_at_once(self) -> int:
-        """Steps whose lines came so soon after the first one that nothing tells how long they took."""
+        """Steps whose lines came so soon after the first one that nothing tells how long they
+        took."""
         return self._arrivals.at_once
 
     def pause(self) -> list[LoggedStep]:

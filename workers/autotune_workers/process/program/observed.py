@@ -1,6 +1,8 @@
-"""A program that somebody started, as its log shows it: steps, memory and the cause of its end. Lines in, measurement and failure out; it is never ended.
+"""A program that somebody started, as its log shows it: steps, memory and the cause of its end.
+Lines in, measurement and failure out; it is never ended.
 
-It is read as a trial's program is (`program.log`, `failure.cause`). Of a program whose batch is not known, times of steps count, and rates do not.
+It is read as a trial's program is (`program.log`, `failure.cause`). Of a program whose batch is not
+known, times of steps count, and rates do not.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class ObservedProgram:
         workload: Workload | None,
         config: ParallelConfig | None,
     ) -> None:
-        """`name`, `options`: of the trainer by which its log is read; `workload`, `config`: what it trains, where that is known."""
+        """`name`, `options`: of the trainer by which its log is read; `workload`, `config`: what it
+        trains, where that is known."""
         self._workload, self._config = workload, config
         reader = trainer(name).reader(options)
         is_known = workload is not None and config is not None
@@ -100,7 +103,8 @@ class ObservedProgram:
         return {**of_machine, **({"commit": commit} if commit else {})}
 
     def evidence(self, **known: Any) -> Evidence | None:
-        """What the probe saw, at the end; `known`: what else there is of it. None where it saw no step."""
+        """What the probe saw, at the end; `known`: what else there is of it. None where it saw no
+        step."""
         while self._read():
             pass
         return self._evidence.evidence(hints=self.hints, **known)
@@ -121,7 +125,8 @@ class ObservedProgram:
     def ended(
         self, code: int, *, resident_bytes: int, is_interrupted: bool
     ) -> tuple[Measurement | None, Failure | None]:
-        """What it showed, and why it failed, or that it ran out of memory and continued. `resident_bytes`: the most that one of its processes held."""
+        """What it showed, and why it failed, or that it ran out of memory and continued.
+        `resident_bytes`: the most that one of its processes held."""
         self._add(self._log.pause())
         end = NodeEnd(
             node=0,
@@ -182,7 +187,8 @@ class ObservedProgram:
 
 
 def _warmup_steps(steps: Sequence[LoggedStep]) -> int:
-    """How many of these steps are warm-up: none in a log that begins later, and at most the first one of a short log."""
+    """How many of these steps are warm-up: none in a log that begins later, and at most the first
+    one of a short log."""
     if not steps or (steps[0].number or 0) > WARMUP_STEPS:
         return 0
     return WARMUP_STEPS if len(steps) > 2 * WARMUP_STEPS else min(1, len(steps) - 1)

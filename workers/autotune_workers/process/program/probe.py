@@ -1,7 +1,8 @@
 """What the probe says of one attempt: its reports in, steps and facts out. No clock, no I/O.
 
-Every process that trains reports each of its steps. The one with the lowest rank among those that report first is measured, as all take part in every
-step; the memory is the fullest one's. What was computed in a step is compared with the config:
+Every process that trains reports each of its steps. The one with the lowest rank among those that
+report first is measured, as all take part in every step; the memory is the fullest one's. What was
+computed in a step is compared with the config:
 
     sequences    expected on each process: global_batch_size x tp x pp x cp / processes; tokens: that x seq_len
     micro-batch  accumulation_steps of micro_batch_size, where no pipeline cuts them anew
@@ -17,7 +18,8 @@ from typing import Any, final
 from autotune.ports import TrialRequest
 
 SETTLED = 3
-"""steps after which it is clear what a step computes: the first may differ, and the last of an epoch may have less"""
+"""steps after which it is clear what a step computes: the first may differ, and the last of an
+epoch may have less"""
 TOKENS_SLACK = 0.02
 """share by which tokens may differ: inputs are often a token shorter than their sequences"""
 
@@ -61,9 +63,11 @@ class ProgramProbe:
         self.facts: dict[str, Any] = {}
         """what the measured process trains, as it last said"""
         self.files: dict[str, dict[str, Any]] = {}
-        """files outside of the trial's folder, by path: how they were changed, whether they existed before, whether they are kept"""
+        """files outside of the trial's folder, by path: how they were changed, whether they existed
+        before, whether they are kept"""
         self.unkept: dict[str, str] = {}
-        """those that were there before and cannot be kept, with the reason; the process that is about to change one waits to be ended"""
+        """those that were there before and cannot be kept, with the reason; the process that is
+        about to change one waits to be ended"""
         self.lost: list[str] = []
         """those that could not be put back, each with where it is"""
         self.troubles: list[str] = []
@@ -83,7 +87,9 @@ class ProgramProbe:
         """how often each process was seen where, as it last said"""
 
     def shows_life(self, reports: Iterable[Mapping[str, Any]], node: int) -> bool:
-        """Whether a report is of something that the program did. Its watch reports even while it waits for good: then each process stays at one place. One that is not understood is no sign."""
+        """Whether a report is of something that the program did. Its watch reports even while it
+        waits for good: then each process stays at one place. One that is not understood is no
+        sign."""
         signs = [r.get("kind") != "watch" or self._has_moved(r, node) for r in reports]
         return any(signs)
 
@@ -100,7 +106,8 @@ class ProgramProbe:
         return sum(count > before.get(place, 0) for place, count in now.items()) > 1
 
     def hear(self, reports: Iterable[Mapping[str, Any]], node: int) -> list[SeenStep]:
-        """Reports of a node; the steps that they end. Reports that are not understood are left out."""
+        """Reports of a node; the steps that they end. Reports that are not understood are left
+        out."""
         reports = list(reports)
         if self._leader is None and (
             stepping := [(r.get("rank", 0), r["pid"]) for r in reports if r.get("kind") == "step"]
@@ -148,7 +155,8 @@ class ProgramProbe:
         return found
 
     def _note_file(self, path: str, how: str, existed: bool, kept: bool) -> None:
-        """One process's word on a file. Another may have moved it aside before: whoever found it there knows that it existed, and whether it is kept."""
+        """One process's word on a file. Another may have moved it aside before: whoever found it
+        there knows that it existed, and whether it is kept."""
         known = self.files.setdefault(path, {"how": how, "existed": existed, "kept": kept})
         if existed:
             known.update(existed=True, kept=kept and (known["kept"] or not known["existed"]))
@@ -161,7 +169,8 @@ class ProgramProbe:
 
     @property
     def options(self) -> tuple[Mapping[str, Any], ...]:
-        """The options of the program that trains, as its parser has them; its launcher's are not among them."""
+        """The options of the program that trains, as its parser has them; its launcher's are not
+        among them."""
         return tuple(self._options.get(str(self.facts.get("program")), ((), ()))[1])
 
     @property
@@ -184,7 +193,8 @@ class ProgramProbe:
         return int(self.facts.get("world") or self._request.config.world_size)
 
     def disagreement(self) -> str:
-        """How what a step computes differs from the config, in words; empty when it does not, or was not seen."""
+        """How what a step computes differs from the config, in words; empty when it does not, or
+        was not seen."""
         step, config, workload = self.typical, self._request.config, self._request.workload
         if step is None:
             return ""
@@ -216,12 +226,14 @@ class ProgramProbe:
 
     @property
     def fills_by_tokens(self) -> bool:
-        """Whether steps have other numbers of sequences than the config, each another one: micro-batches are probably filled up to a token limit."""
+        """Whether steps have other numbers of sequences than the config, each another one:
+        micro-batches are probably filled up to a token limit."""
         step = self.typical
         return step is not None and bool(step.sequences) and self._varies and not self._agrees(step)
 
     def unevenness(self) -> str:
-        """How many sequences another rank trains on, in words, where these are other ones than those of the measured rank in each of its first steps."""
+        """How many sequences another rank trains on, in words, where these are other ones than
+        those of the measured rank in each of its first steps."""
         if (self.facts.get("degrees") or {}).get("pp", 1) > 1 or self._leader is None:
             return ""
         own = _counts(self._first.get(self._leader, []))
@@ -243,7 +255,8 @@ class ProgramProbe:
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether sequences have other lengths in other steps, as where each batch is padded to its longest; packed ones have as many tokens in each step."""
+        """Whether sequences have other lengths in other steps, as where each batch is padded to its
+        longest; packed ones have as many tokens in each step."""
         totals = [step.tokens for step in self.steps if step.tokens and step.sequences]
         return bool(totals) and all(
             max(each) > (1 + TOKENS_SLACK) * min(each) for each in (totals, self.lengths)

@@ -1,10 +1,11 @@
-"""The log beside the probe: which step of the probe a line of the log belongs to, and whether both tell the same pace. No clock, no I/O.
+"""The log beside the probe: which step of the probe a line of the log belongs to, and whether both
+tell the same pace. No clock, no I/O.
 
     place     a line that comes after the end of step i and before that of step i+1 speaks of step i
     pace      seconds per step: of the probe by its steps between the first and the last line, of the log by its own times, and by its own count of steps there
 
-Both count the same steps where nothing is wrong. A log that counts micro-batches has more of them, one that prints every tenth step has fewer, unless it
-numbers them.
+Both count the same steps where nothing is wrong. A log that counts micro-batches has more of them,
+one that prints every tenth step has fewer, unless it numbers them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class SecondWitness:
         yield from told.items()
 
     def difference(self) -> str:
-        """How the log differs from the probe, in words; empty where it does not, or too little is known."""
+        """How the log differs from the probe, in words; empty where it does not, or too little is
+        known."""
         if len(self._logged) < LEAST or len(self._ends_s) < LEAST:
             return ""
         first, last = self._logged[0], self._logged[-1]

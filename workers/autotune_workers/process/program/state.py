@@ -1,10 +1,14 @@
-"""One attempt of somebody's own program as a state machine: log lines, the probe's reports and time in, steps and the verdict out. No clock, no I/O.
+"""One attempt of somebody's own program as a state machine: log lines, the probe's reports and time
+in, steps and the verdict out. No clock, no I/O.
 
-Where the probe sees the program train (`program.probe`), its steps are the measurement, and the log is the second witness, which also tells losses and gradient
-norms. Else the log counts: a program that imports torch under the probe's eyes and prints `PROBE_STEPS` steps of which the probe sees none in `PROBE_S` is one
-that it cannot see. Each node's log is read for itself (`program.log`); the first one that ends a step is the one that is measured, because every node takes part
-in every step. Why a program failed is read from the logs too (`failure.cause`). Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
-fullest process, and on GPUs from the driver, as the keepers saw it.
+Where the probe sees the program train (`program.probe`), its steps are the measurement, and the log
+is the second witness, which also tells losses and gradient norms. Else the log counts: a program
+that imports torch under the probe's eyes and prints `PROBE_STEPS` steps of which the probe sees
+none in `PROBE_S` is one that it cannot see. Each node's log is read for itself (`program.log`); the
+first one that ends a step is the one that is measured, because every node takes part in every step.
+Why a program failed is read from the logs too (`failure.cause`). Deadlines, stop rule and
+divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from
+the fullest process, and on GPUs from the driver, as the keepers saw it.
 """
 
 from __future__ import annotations
@@ -39,13 +43,15 @@ from autotune_workers.process.program.second_witness import SecondWitness
 FIRST = 8
 """steps that are told one by one"""
 PROBE_STEPS, PROBE_S = 3, 2.0
-"""steps of the log, and the time since the first of them, after which it counts though a probe was there"""
+"""steps of the log, and the time since the first of them, after which it counts though a probe was
+there"""
 OWN_END_S = 30.0
 """time that a program gets to end by itself once it is measured, where it may"""
 
 
 class ProgramTrial:
-    """What is known of one attempt. `ending` turns true when the program shall end; `end` gives the verdict once it has."""
+    """What is known of one attempt. `ending` turns true when the program shall end; `end` gives the
+    verdict once it has."""
 
     def __init__(self, request: TrialRequest, readers: Sequence[LineReader], now_s: float) -> None:
         """`readers`: the trainer's reader of log lines, one for each node."""
@@ -90,8 +96,8 @@ class ProgramTrial:
     def hear(
         self, lines: Iterable[tuple[float, str]], now_s: float, node: int = 0
     ) -> list[StepsReported]:
-        """Lines of a node's log that came together, each with the time of its arrival on the node's own clock; the steps that they end. What comes after the
-        verdict says nothing more."""
+        """Lines of a node's log that came together, each with the time of its arrival on the node's
+        own clock; the steps that they end. What comes after the verdict says nothing more."""
         reported: list[StepsReported] = []
         for arrived_s, line in lines:
             if self.ending:
@@ -152,7 +158,8 @@ class ProgramTrial:
         return found
 
     def settle(self, now_s: float) -> list[StepsReported]:
-        """The program is gone, or the time for a probe has passed: the log's steps count, where no others did."""
+        """The program is gone, or the time for a probe has passed: the log's steps count, where no
+        others did."""
         return [] if self.ending or self._counts else self._count_by_log(now_s)
 
     def _count_by_log(self, now_s: float) -> list[StepsReported]:
@@ -178,7 +185,8 @@ class ProgramTrial:
         self._refuse_divergence(said)
 
     def _assign(self) -> None:
-        """Losses and gradient norms of the log to the steps of the probe: a line may come before the probe's report of the step that it speaks of."""
+        """Losses and gradient norms of the log to the steps of the probe: a line may come before
+        the probe's report of the step that it speaks of."""
         if self._counts == "probe":
             for place, said in self._witness.said_of_steps():
                 if place < len(self._steps):
@@ -187,7 +195,8 @@ class ProgramTrial:
                     )
 
     def _refuse_loss(self) -> None:
-        """A program that would change a file of the user's which cannot be put back is ended before it does."""
+        """A program that would change a file of the user's which cannot be put back is ended before
+        it does."""
         if self.ending or not (files := self._probe.unkept):
             return
         told = " and ".join(f"{file} ({why})" for file, why in files.items())
@@ -206,8 +215,9 @@ class ProgramTrial:
         return next((cause.ran_out for cause in self._causes if cause.ran_out is not None), None)
 
     def _refuse_going_on(self) -> None:
-        """A program that catches the exception of memory that ran out skips batches, or makes them smaller: its steps do not measure the config. A second one of a
-        process, or further steps, show that it was caught."""
+        """A program that catches the exception of memory that ran out skips batches, or makes them
+        smaller: its steps do not measure the config. A second one of a process, or further steps,
+        show that it was caught."""
         found = self._ran_out()
         if found is None or self.ending:
             return
@@ -306,8 +316,8 @@ class ProgramTrial:
             self._fail(FailureKind.HANG, law, step=done)
 
     def _still_builds(self) -> str:
-        """Why it may still be preparing its first step; empty where nothing speaks for that. A log that has step lines which nobody reads is no
-        compiler's."""
+        """Why it may still be preparing its first step; empty where nothing speaks for that. A log
+        that has step lines which nobody reads is no compiler's."""
         if any(cause.is_building for cause in self._causes):
             return "the last lines show that the program is still compiling"
         is_unread = any(propose_patterns(cause.last_lines) for cause in self._causes)
@@ -327,7 +337,8 @@ class ProgramTrial:
         self._fail(kind, message, exception=exception)
 
     def end(self, ends: Sequence[NodeEnd]) -> AttemptEnded:
-        """The program and all below it are gone on every node; `ends`: in the order of their ending."""
+        """The program and all below it are gone on every node; `ends`: in the order of their
+        ending."""
         self._assign()
         if self._cancelled:
             return AttemptEnded(id=self.request.id, cancelled=True)
@@ -338,7 +349,8 @@ class ProgramTrial:
                 message=f"{failure.message}; left out of the program's log: {self._left_out.text}",
             )
         if failure is not None and not failure.log_tail:
-            # what a program says when it is told to end is no evidence: `SignalException: Process 71 got signal: 15`
+            # what a program says when it is told to end is no evidence: `SignalException: Process
+            # 71 got signal: 15`
             heard = [
                 replace(end, log_tail=self._causes[end.node].last_lines) if self.ending else end
                 for end in ends
@@ -350,7 +362,8 @@ class ProgramTrial:
         )
 
     def _cause(self, ends: Sequence[NodeEnd]) -> Failure | None:
-        """Why it failed: what was decided while it ran, unless it was late because a node was lost; else what the ends of the nodes say."""
+        """Why it failed: what was decided while it ran, unless it was late because a node was lost;
+        else what the ends of the nodes say."""
         done = len(self._steps)
         if (
             self._measured_s is None
@@ -434,13 +447,15 @@ class ProgramTrial:
 
     @staticmethod
     def _with_rank(failure: Failure, ends: Sequence[NodeEnd]) -> Failure:
-        """A program that fell silent, with the rank that kept the others waiting, where its flight recorder told."""
+        """A program that fell silent, with the rank that kept the others waiting, where its flight
+        recorder told."""
         if failure.kind is not FailureKind.HANG or (found := rank_behind(ends)) is None:
             return failure
         return replace(failure, message=f"{failure.message}; {found[1]}", rank=found[0])
 
     def _with_exception(self, failure: Failure) -> Failure:
-        """A program that fell silent, with the exception that its log speaks of: one of its ranks may have raised and not ended."""
+        """A program that fell silent, with the exception that its log speaks of: one of its ranks
+        may have raised and not ended."""
         told = weigh(e for cause in self._causes for e in cause.evidence(len(self._steps)))
         if told is None or failure.kind not in (
             FailureKind.HANG,

@@ -1,12 +1,16 @@
-"""Capacity of a cluster that others use too: how much there is, whether a placement group is placed yet, and whether others wait for theirs.
+"""Capacity of a cluster that others use too: how much there is, whether a placement group is placed
+yet, and whether others wait for theirs.
 
     sizes    ranks that fit on each living node, the largest first; without nodes for which one rank is too large
 
-A cluster that loses nodes may get them back: what it was large enough for once can only wait. Never large enough is a fact about the config.
+A cluster that loses nodes may get them back: what it was large enough for once can only wait. Never
+large enough is a fact about the config.
 
-Ray places a group as soon as its resources are free, not in the order of asking, and a gang that stays warm never frees its own. The study
-that came first would therefore keep the others waiting until it ends. So a runner which sees that somebody else's group has waited for
-`WAITED_S` gives its gang back at the end of the trial, and asks again only after `YIELD_S`, so that the others can be placed.
+Ray places a group as soon as its resources are free, not in the order of asking, and a gang that
+stays warm never frees its own. The study that came first would therefore keep the others waiting
+until it ends. So a runner which sees that somebody else's group has waited for `WAITED_S` gives its
+gang back at the end of the trial, and asks again only after `YIELD_S`, so that the others can be
+placed.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from autotune_workers.ray.cluster.connection import RayCluster
 CACHED_S = 2.0
 """how long an answer of the head is used again"""
 WAITED_S = 10.0
-"""a group may be kept waiting this long: a cold gang costs seconds, so that gangs do not change hands after every short trial"""
+"""a group may be kept waiting this long: a cold gang costs seconds, so that gangs do not change
+hands after every short trial"""
 YIELD_S = 3.0
 """after giving a gang back; Ray tries groups that did not fit again at least once a second"""
 
@@ -48,7 +53,8 @@ class ClusterCapacity:
         return sum(self._sizes)
 
     def count(self, *, anew: bool = False) -> None:
-        """Asks how large the cluster is, unless that was just done. Raises `RunnerError` when the head does not answer."""
+        """Asks how large the cluster is, unless that was just done. Raises `RunnerError` when the
+        head does not answer."""
         now_s = time.monotonic()
         if anew or now_s - self._counted_s > CACHED_S:
             self._counted_s = now_s
@@ -56,8 +62,9 @@ class ClusterCapacity:
             self._seen.add(self._sizes)
 
     def has_room_without(self, node: str, placement: Placement) -> bool:
-        """Whether there is room for ranks that are placed like this without this node too, wherever with it there is; then the node counts no more.
-        Raises `RunnerError` when the head does not answer."""
+        """Whether there is room for ranks that are placed like this without this node too, wherever
+        with it there is; then the node counts no more. Raises `RunnerError` when the head does not
+        answer."""
         cluster, seen, kinds = self._cluster, self._seen, (False, True)
         had, before = (
             [not self.shortage(placement, whole=whole) for whole in kinds],
@@ -82,7 +89,8 @@ class ClusterCapacity:
         return sum(node.get(resource, 0.0) for node in self._nodes)
 
     def shortage(self, placement: Placement, *, whole: bool = False) -> str:
-        """Why ranks can never be placed like this, when the cluster never was large enough for them; else empty.
+        """Why ranks can never be placed like this, when the cluster never was large enough for
+        them; else empty.
 
         `whole`: whether ranks of one node need one node, as those of several nodes always do.
         """
@@ -105,7 +113,8 @@ class ClusterCapacity:
         return f"{ranks} ranks can never be placed, because they need {asks}, but {has}; use fewer ranks, or a larger cluster"
 
     def absence(self, placement: Placement, *, whole: bool = False) -> str:
-        """What the cluster has lost since it was large enough for ranks that are placed like this; empty when it is large enough."""
+        """What the cluster has lost since it was large enough for ranks that are placed like this;
+        empty when it is large enough."""
         with contextlib.suppress(Exception):
             self.count()
         if _holds(self._sizes, placement, whole) or not any(
@@ -135,7 +144,8 @@ class ClusterCapacity:
         return False
 
     def is_wanted(self) -> bool:
-        """Whether somebody else's group, which the cluster is large enough for, has waited for `WAITED_S`."""
+        """Whether somebody else's group, which the cluster is large enough for, has waited for
+        `WAITED_S`."""
         now_s = time.monotonic()
         if now_s - self._looked_s > CACHED_S and not self._cluster.is_silent:
             self._looked_s = now_s
@@ -171,7 +181,8 @@ class ClusterCapacity:
 
 
 def _holds(sizes: Iterable[int], placement: Placement, whole: bool) -> bool:
-    """Whether nodes of these sizes have room for ranks that are placed like this: on one node means wherever there is room, unless it is `whole`."""
+    """Whether nodes of these sizes have room for ranks that are placed like this: on one node means
+    wherever there is room, unless it is `whole`."""
     if placement.nnodes == 1 and not whole:
         return sum(sizes) >= placement.world_size
     return sum(size >= placement.nproc_per_node for size in sizes) >= placement.nnodes

@@ -1,7 +1,10 @@
-"""The connection to a Ray cluster: one that is joined by its address, or one that is started and ended again: on this machine, or in an allocation of several nodes on them.
+"""The connection to a Ray cluster: one that is joined by its address, or one that is started and
+ended again: on this machine, or in an allocation of several nodes on them.
 
-A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and asks for a token of its own. An address is never guessed: it is given, or comes from RAY_ADDRESS, and a
-cluster must answer there. Ray replaces a loopback address by the machine's own one; where the cluster listens on loopback, this is prevented.
+A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files
+in a folder of its own, and asks for a token of its own. An address is never guessed: it is given,
+or comes from RAY_ADDRESS, and a cluster must answer there. Ray replaces a loopback address by the
+machine's own one; where the cluster listens on loopback, this is prevented.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ CHECK_S = 2.0
 HEAD_GONE_S = 20.0
 """without a connection to the head, after which nothing can be run"""
 ANSWERLESS_S = 6.0
-"""without a connection to the head while it owes an answer, after which the answer is waited for no longer"""
+"""without a connection to the head while it owes an answer, after which the answer is waited for no
+longer"""
 LOG = logging.getLogger(__name__)
 _LONGEST_TEMP = 40
 """characters: Ray's socket paths below it must stay under the system's 107"""
@@ -55,7 +59,8 @@ _BIND_EVERYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """the switch by which Ray keeps to loopback on other systems; on Linux it does the same"""
 
 _METRICS_BY_OPEN_TELEMETRY = "RAY_enable_open_telemetry"
-"""off: the thread that reports a driver's metrics this way outlives `ray.shutdown`, and crashes the process when it wakes up while that exits"""
+"""off: the thread that reports a driver's metrics this way outlives `ray.shutdown`, and crashes the
+process when it wakes up while that exits"""
 
 
 _QUIET = (
@@ -75,7 +80,8 @@ class RayCluster:
     def __init__(
         self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool
     ) -> None:
-        """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
+        """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be
+        reached or started."""
         self.is_here = False
         """whether the cluster was started here, so that all of it is on this machine"""
         self.outlives_us = False
@@ -185,19 +191,22 @@ class RayCluster:
         return str(ray.get_runtime_context().gcs_address)
 
     def totals(self) -> dict[str, float]:
-        """How much of CPU, GPU and others all living nodes have together. Raises `RunnerError` when the head does not answer."""
+        """How much of CPU, GPU and others all living nodes have together. Raises `RunnerError` when
+        the head does not answer."""
         import ray
 
         return self.ask(ray.cluster_resources)
 
     def nodes(self) -> list[dict[str, float]]:
-        """Resources of each living node that gets ranks. Raises `RunnerError` when the head does not answer."""
+        """Resources of each living node that gets ranks. Raises `RunnerError` when the head does
+        not answer."""
         return [
             dict(node["Resources"]) for node in self._living() if not is_among(node, self.left_out)
         ]
 
     def has(self, name: str) -> bool:
-        """Whether a living node has this hostname or address. Raises `RunnerError` when the head does not answer."""
+        """Whether a living node has this hostname or address. Raises `RunnerError` when the head
+        does not answer."""
         return any(is_among(node, (name,)) for node in self._living())
 
     def addresses(self) -> set[str]:
@@ -205,7 +214,8 @@ class RayCluster:
         return {str(node["NodeManagerAddress"]) for node in self._living()}
 
     def hostnames(self) -> set[str]:
-        """Of the living nodes, as they name themselves. Raises `RunnerError` when the head does not answer."""
+        """Of the living nodes, as they name themselves. Raises `RunnerError` when the head does not
+        answer."""
         return {str(node["NodeManagerHostname"]) for node in self._living()}
 
     def _living(self) -> list[dict[str, Any]]:
@@ -219,9 +229,11 @@ class RayCluster:
         return self._silent_since_s is not None
 
     def check(self) -> None:
-        """Checks now and then whether the head accepts connections. Raises `RunnerError` once it accepted no connection for `HEAD_GONE_S`.
+        """Checks now and then whether the head accepts connections. Raises `RunnerError` once it
+        accepted no connection for `HEAD_GONE_S`.
 
-        Ray itself would end our whole process a minute after the head is gone, without a chance to say why.
+        Ray itself would end our whole process a minute after the head is gone, without a chance to
+        say why.
         """
         now_s = time.monotonic()
         if now_s - self._checked_s < CHECK_S:
@@ -261,10 +273,12 @@ class RayCluster:
         )
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """The answer of something that needs the head of the cluster, where Ray itself would wait for it without end.
+        """The answer of something that needs the head of the cluster, where Ray itself would wait
+        for it without end.
 
-        Raises `RunnerError` when there is none within `ANSWER_S`, or within `ANSWERLESS_S` of a head that takes no connection, at once for as long again after
-        that, and for good once the head is gone.
+        Raises `RunnerError` when there is none within `ANSWER_S`, or within `ANSWERLESS_S` of a
+        head that takes no connection, at once for as long again after that, and for good once the
+        head is gone.
         """
         answer: Future[Answer] = Future()
 
@@ -329,7 +343,8 @@ class RayCluster:
         return GONE_S if self._step is not None and self._step.has_ended else CONNECT_S
 
     def _await_answers(self) -> None:
-        """Waits for questions that nobody waits for any more: a thread that is in Ray while the connection ends may crash this process."""
+        """Waits for questions that nobody waits for any more: a thread that is in Ray while the
+        connection ends may crash this process."""
         end_s = time.monotonic() + self._leave_s
         for question in self._questions:
             question.join(max(0.0, end_s - time.monotonic()))
@@ -337,7 +352,8 @@ class RayCluster:
 
 @contextlib.contextmanager
 def reports_are_logged() -> Iterator[None]:
-    """Ray prints what happens to its nodes, stack traces too, on the standard output, which belongs to our results: meanwhile it is logged."""
+    """Ray prints what happens to its nodes, stack traces too, on the standard output, which belongs
+    to our results: meanwhile it is logged."""
     from ray._private import worker
 
     def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
@@ -352,9 +368,11 @@ def reports_are_logged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_token(folder: Path) -> Iterator[None]:
-    """Has a cluster that is started here ask for a token of its own, which only this user can read, unless the environment says what token there is, or none.
+    """Has a cluster that is started here ask for a token of its own, which only this user can read,
+    unless the environment says what token there is, or none.
 
-    Ray itself would write one into the user's home and leave it there, which switches tokens on, silently, for each cluster that is started later.
+    Ray itself would write one into the user's home and leave it there, which switches tokens on,
+    silently, for each cluster that is started later.
     """
     if (
         os.environ.get("RAY_AUTH_MODE", "token") != "token"
@@ -375,7 +393,8 @@ def _own_token(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_token(path: Path) -> Iterator[None]:
-    """The token of that file is the one that Ray shows, whatever the environment or the home say of tokens."""
+    """The token of that file is the one that Ray shows, whatever the environment or the home say of
+    tokens."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)})
@@ -400,8 +419,9 @@ def _read_tokens_again() -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keeps the program's own answer to SIGTERM, which Ray would replace twice: while it starts by an exit, and as it connects by one that aborts the process. Ours is
-    back as soon as the connection is made, and not only when Ray is ready."""
+    """Keeps the program's own answer to SIGTERM, which Ray would replace twice: while it starts by
+    an exit, and as it connects by one that aborts the process. Ours is back as soon as the
+    connection is made, and not only when Ray is ready."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -429,7 +449,8 @@ def _own_signals() -> Iterator[None]:
 
 
 def spread_allocation() -> Allocation | None:
-    """The allocation of this process if Ray is to be started on its nodes: it has several, or trials run in a container, and this is one of them."""
+    """The allocation of this process if Ray is to be started on its nodes: it has several, or
+    trials run in a container, and this is one of them."""
     job = allocation()
     return (
         job
@@ -451,7 +472,8 @@ def _on_loopback() -> Iterator[None]:
 
 
 def answers_on_loopback(address: str) -> bool:
-    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` when no cluster answers; addresses of other forms are left to Ray."""
+    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` when no cluster
+    answers; addresses of other forms are left to Ray."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in address:
         return False

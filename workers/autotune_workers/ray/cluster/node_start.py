@@ -1,7 +1,9 @@
-"""Ray on one node of an allocation: `python -m autotune_workers.ray.cluster.node_start FOLDER TEMP OPTIONS...`, started on each by one step of srun.
+"""Ray on one node of an allocation: `python -m autotune_workers.ray.cluster.node_start FOLDER TEMP
+OPTIONS...`, started on each by one step of srun.
 
-The first node (SLURM_NODEID 0) is the head: it takes a free port and writes `ADDRESS:PORT STEP` to FOLDER/head; the others read it there. TEMP, Ray's own files, is
-removed when Ray has ended. How Ray ended is written to FOLDER/end-NUMBER.
+The first node (SLURM_NODEID 0) is the head: it takes a free port and writes `ADDRESS:PORT STEP` to
+FOLDER/head; the others read it there. TEMP, Ray's own files, is removed when Ray has ended. How Ray
+ended is written to FOLDER/end-NUMBER.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ HEAD = "head"
 HEAD_S = 300.0
 """for the head's address to appear"""
 START_S, RAYS_PATIENCE_S = 240.0, 120.0
-"""for Ray to start, however often it has to be tried; and for one try: Ray itself gives up after 30 s where a machine or its disk is busy"""
+"""for Ray to start, however often it has to be tried; and for one try: Ray itself gives up after 30
+s where a machine or its disk is busy"""
 
 
 def main(folder: Path, temp: str, options: list[str]) -> int:
@@ -54,7 +57,8 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
     try:
         if number == "0":
             address = _own_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""))
-            # Ray's usual port of the client server is taken where another job's head runs on this node, and without that server a head ends
+            # Ray's usual port of the client server is taken where another job's head runs on this
+            # node, and without that server a head ends
             port, clients = free_port(address), free_port(address)
             argv += [
                 "--head",
@@ -111,7 +115,8 @@ def _wait_until_it_listens(ray: subprocess.Popen[bytes], address: str) -> None:
 
 
 def _sizes(options: list[str]) -> list[str]:
-    """`--num-cpus` and `--num-gpus` of this node, unless they are among the options: by what Slurm says of it."""
+    """`--num-cpus` and `--num-gpus` of this node, unless they are among the options: by what Slurm
+    says of it."""
     gpus = _count(os.environ.get("SLURM_GPUS_ON_NODE", "")) or len(
         list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     )
@@ -138,7 +143,8 @@ def _read_head(file: Path) -> str:
 
 
 def _own_address(launcher: str) -> str:
-    """This node's address for the others: what its name means, or where that is loopback, the one by which it reaches the node that started the step."""
+    """This node's address for the others: what its name means, or where that is loopback, the one
+    by which it reaches the node that started the step."""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
         if not address.startswith("127."):

@@ -1,6 +1,8 @@
-"""Ray on the nodes of an allocation of Slurm, as one step that ends with the study (`node_start` is what runs on each node).
+"""Ray on the nodes of an allocation of Slurm, as one step that ends with the study (`node_start` is
+what runs on each node).
 
-The folder of the step lies in the working folder, which all nodes must see: in it are the token, which only this user can read, the head's address, and each node's log.
+The folder of the step lies in the working folder, which all nodes must see: in it are the token,
+which only this user can read, the head's address, and each node's log.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class RayStep:
         object_store_bytes: int,
         environment: dict[str, str],
     ) -> None:
-        """Starts it; `num_cpus`, `num_gpus`: of each node, None: what the job has there. `environment`: further variables of Ray. Raises `RunnerError`."""
+        """Starts it; `num_cpus`, `num_gpus`: of each node, None: what the job has there.
+        `environment`: further variables of Ray. Raises `RunnerError`."""
         self.job = job
         self._hosts = job.hosts()
         prefix = f".ray-{job.job}-{job.restarts}-"
@@ -169,7 +172,8 @@ class RayStep:
         return self._process.poll() is not None or (self._folder / "end-0").exists()
 
     def close(self) -> None:
-        """Ends the step by its number, so that each node can remove Ray's files, and removes its folder. srun itself would kill all at once."""
+        """Ends the step by its number, so that each node can remove Ray's files, and removes its
+        folder. srun itself would kill all at once."""
         for end in (
             lambda: self._signal("TERM"),
             lambda: self._process.send_signal(signal.SIGTERM),

@@ -1,8 +1,10 @@
-"""Ends what is left of a Ray cluster whose starter was killed: `python -S -E watchdog.py FOLDER` waits until its standard input closes.
+"""Ends what is left of a Ray cluster whose starter was killed: `python -S -E watchdog.py FOLDER`
+waits until its standard input closes.
 
-Ray's daemons end with the process that started them, but the agents that the daemons started do not. They rename themselves, so that
-neither command line nor environment tells which cluster they belong to; their open log files, below the cluster's own folder, do. Programs
-that only joined the cluster are left alone: they find out by themselves that the head is gone.
+Ray's daemons end with the process that started them, but the agents that the daemons started do
+not. They rename themselves, so that neither command line nor environment tells which cluster they
+belong to; their open log files, below the cluster's own folder, do. Programs that only joined the
+cluster are left alone: they find out by themselves that the head is gone.
 """
 
 import os
@@ -16,8 +18,9 @@ GRACE_S = 5.0
 
 
 def holders(folder: str) -> list[int]:
-    """Ray's processes of this cluster: they name the folder within an argument, as `--temp-dir=FOLDER`, or are called `ray::...` and hold a file below it open.
-    What starts or removes Ray, srun too, has the folder as an argument of its own."""
+    """Ray's processes of this cluster: they name the folder within an argument, as
+    `--temp-dir=FOLDER`, or are called `ray::...` and hold a file below it open. What starts or
+    removes Ray, srun too, has the folder as an argument of its own."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():

@@ -1,7 +1,8 @@
-"""The environment of programs and ranks on a node: what its administrator set for Ray there, then the runner's `env`, then its `node_env` for this node.
+"""The environment of programs and ranks on a node: what its administrator set for Ray there, then
+the runner's `env`, then its `node_env` for this node.
 
-Nothing is taken away, above all no NCCL_* or GLOO_* variable, but one: Ray gives each actor as many OpenMP threads as it has processors, and every rank
-of a node would take as many.
+Nothing is taken away, above all no NCCL_* or GLOO_* variable, but one: Ray gives each actor as many
+OpenMP threads as it has processors, and every rank of a node would take as many.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class NodeEnvironment:
 
     @classmethod
     def of(cls, env: Any, node_env: Any) -> NodeEnvironment:
-        """As the runner's options are written. Raises `SpecError` for anything but texts by name."""
+        """As the runner's options are written. Raises `SpecError` for anything but texts by
+        name."""
         if node_env is not None and not isinstance(node_env, Mapping):
             raise SpecError(
                 f"node_env must map hostnames or addresses to variables, but is {node_env!r:.80}",
@@ -81,7 +83,8 @@ def _variables(where: str, given: Any) -> dict[str, str]:
 
 
 def forget_rays_threads() -> None:
-    """Removes the number of OpenMP threads that Ray set for this actor; one that the node's administrator set stays."""
+    """Removes the number of OpenMP threads that Ray set for this actor; one that the node's
+    administrator set stays."""
     try:
         first = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
@@ -91,7 +94,8 @@ def forget_rays_threads() -> None:
 
 
 def sort_gpus() -> None:
-    """Puts the GPUs of this actor in their order. Ray names them in any order, so that a rank of the program would have another GPU, and another way to the network, in each trial."""
+    """Puts the GPUs of this actor in their order. Ray names them in any order, so that a rank of
+    the program would have another GPU, and another way to the network, in each trial."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if all(gpu.isdigit() for gpu in gpus):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpus, key=int))

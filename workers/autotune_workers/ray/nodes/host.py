@@ -1,7 +1,9 @@
-"""The Ray actor of one node of a program: holds the node's resources, starts a keeper for each attempt, and relays its messages to the runner.
+"""The Ray actor of one node of a program: holds the node's resources, starts a keeper for each
+attempt, and relays its messages to the runner.
 
-The program belongs to the keeper, not to the actor (`process.keeper`): however the actor ends, the keeper sees its channel close and ends the
-program. The owner's heartbeats renew the keeper's lease. Each message carries the `attempt` that it belongs to, counted by the owner.
+The program belongs to the keeper, not to the actor (`process.keeper`): however the actor ends, the
+keeper sees its channel close and ends the program. The owner's heartbeats renew the keeper's lease.
+Each message carries the `attempt` that it belongs to, counted by the owner.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from autotune_workers.ray.nodes.program_folder import unpack
 from autotune_workers.ray.owned_actor import LISTEN_S, MessageLog, OwnedActor, remote_actor
 
 MOST_UNHEARD = 256
-"""messages that wait for the owner; beyond that the keeper keeps back the log, and leaves out what is too much"""
+"""messages that wait for the owner; beyond that the keeper keeps back the log, and leaves out what
+is too much"""
 WAIT_S = 0.05
 """time between two looks whether the owner has listened"""
 END_S = 30.0
@@ -41,7 +44,8 @@ class NodeHost(OwnedActor):
         package: list[Any],
         abandoned_s: float | None = None,
     ) -> None:
-        """`package`: a reference to the packed folder of the program, or nothing. `abandoned_s`: None when it ends with its driver."""
+        """`package`: a reference to the packed folder of the program, or nothing. `abandoned_s`:
+        None when it ends with its driver."""
         import ray
 
         forget_rays_threads()
@@ -167,7 +171,8 @@ class NodeHost(OwnedActor):
                 self._keeper.renew()
 
     def _end_program(self) -> None:
-        """Ends the program, and waits until it is gone. Its reader reads to the last message, also when nobody listens."""
+        """Ends the program, and waits until it is gone. Its reader reads to the last message, also
+        when nobody listens."""
         with self._lock:
             keeper, reader = self._keeper, self._reader
             self._keeper = self._reader = None

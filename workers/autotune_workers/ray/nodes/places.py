@@ -1,4 +1,5 @@
-"""Program places on a Ray cluster: one placement group of whole nodes with an actor per node (`nodes.host`). Groups stay warm between attempts."""
+"""Program places on a Ray cluster: one placement group of whole nodes with an actor per node
+(`nodes.host`). Groups stay warm between attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class RayProgramPlaces:
         return self._groups.capacity.ranks
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
-        """So many whole nodes, warm where possible. Raises `RunnerError` when the head is gone, or the folder is too large to be sent along."""
+        """So many whole nodes, warm where possible. Raises `RunnerError` when the head is gone, or
+        the folder is too large to be sent along."""
         digest = self._folders.digest(folder) if folder else ""
         shape = Shape(kind="program", nodes=nodes, ranks_per_node=ranks_per_node, content=digest)
         place: Place | None = self._groups.form(shape, study, partial(self._place, shape))
@@ -90,7 +92,8 @@ class RayProgramPlaces:
         }
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the nodes, after `timeout_s` at the latest, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
+        """Messages of the nodes, after `timeout_s` at the latest, whatever Ray does. Raises
+        `RunnerError` when the head of the cluster is gone."""
         return self._groups.listen("program", timeout_s)
 
     def disband(self, place: Place, healthy: bool) -> None:
@@ -104,7 +107,8 @@ class RayProgramPlaces:
         return self._groups.is_placed(place)
 
     def shortage(self, placement: Placement) -> str:
-        """Why such nodes can never be placed; empty when the cluster has, or had, enough that are large enough."""
+        """Why such nodes can never be placed; empty when the cluster has, or had, enough that are
+        large enough."""
         return self._groups.capacity.shortage(placement, whole=True)
 
     def absence(self, placement: Placement) -> str:

@@ -1,10 +1,12 @@
-"""The folder of a program, or of a module that builds a model, that is sent along to the nodes: packed once, unpacked where it is used.
+"""The folder of a program, or of a module that builds a model, that is sent along to the nodes:
+packed once, unpacked where it is used.
 
     left out   what `.gitignore` and `.rayignore` files name, as Ray reads them, and `.git`, `.venv`, `venv`, `__pycache__`
     size       of the files that are left, before they are packed
 
-Ray's own `working_dir` is not used: for an actor it takes only packages that its private functions have uploaded, and it puts the folder first
-in the module path of the actor, where a program's `queue.py` would take the place of Python's.
+Ray's own `working_dir` is not used: for an actor it takes only packages that its private functions
+have uploaded, and it puts the folder first in the module path of the actor, where a program's
+`queue.py` would take the place of Python's.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class PackedFolder:
 
 
 def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
-    """The folder without what is left out. Raises `RunnerError` when it is larger than `limit_bytes`, or cannot be read."""
+    """The folder without what is left out. Raises `RunnerError` when it is larger than
+    `limit_bytes`, or cannot be read."""
     root = Path(folder).resolve()
     try:
         return _packed(root, files_of(root, limit_bytes=limit_bytes))
@@ -59,7 +62,8 @@ def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
 
 
 def files_of(root: Path, *, limit_bytes: int) -> list[Path]:
-    """The files that are sent along. Raises `RunnerError` when they are larger than `limit_bytes`, `OSError` when they cannot be read."""
+    """The files that are sent along. Raises `RunnerError` when they are larger than `limit_bytes`,
+    `OSError` when they cannot be read."""
     files = sorted(_files(root, root, []))
     sizes = {path: path.stat().st_size for path in files}
     if sum(sizes.values()) > limit_bytes:
@@ -85,7 +89,8 @@ def _packed(root: Path, files: list[Path]) -> PackedFolder:
 
 
 def check_upload(study: Study, config: ParallelConfig, *, limit_bytes: int) -> None:
-    """Raises `RunnerError` when the folder of the study's program, or of its model's module, is to be sent along and is too large for that."""
+    """Raises `RunnerError` when the folder of the study's program, or of its model's module, is to
+    be sent along and is too large for that."""
     if study.trainer_options.get("working_dir") != UPLOAD:
         return
     root = _sent_folder(study, config)
@@ -95,7 +100,8 @@ def check_upload(study: Study, config: ParallelConfig, *, limit_bytes: int) -> N
 
 
 def _sent_folder(study: Study, config: ParallelConfig) -> Path | None:
-    """The folder of the program, or of the module that builds the model; None where there is none, or the config cannot be launched."""
+    """The folder of the program, or of the module that builds the model; None where there is none,
+    or the config cannot be launched."""
     if study.trainer == NATIVE:
         code = study.workload.model.code
         return Path(code.folder).resolve() if code is not None and code.folder else None

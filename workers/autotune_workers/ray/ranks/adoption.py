@@ -1,7 +1,8 @@
-"""Adoption: the next controller of a study takes over the gangs that the last one left on a cluster which goes on.
+"""Adoption: the next controller of a study takes over the gangs that the last one left on a cluster
+which goes on.
 
-A gang is adopted when its placement group exists and all its actors answer. What is not complete is removed, and so are nodes that run programs:
-their trials are run again.
+A gang is adopted when its placement group exists and all its actors answer. What is not complete is
+removed, and so are nodes that run programs: their trials are run again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class AdoptedGang:
 
 
 def adopt_gangs(ours: ActorGroups, folders: SentFolders, study: str) -> list[AdoptedGang]:
-    """The complete gangs that others left behind for this study. `ours`: what we hold already; its owner token is that of the adopted ones.
+    """The complete gangs that others left behind for this study. `ours`: what we hold already; its
+    owner token is that of the adopted ones.
 
     `folders`: what can be sent along to them.
     """

@@ -28,7 +28,8 @@ class RayRank(ActorHandle):
         *,
         silence: Silence | None = None,
     ) -> None:
-        """`owner`: the token that the actor obeys; `folders`: what can be sent along with a trial; `state`: of an actor that was adopted."""
+        """`owner`: the token that the actor obeys; `folders`: what can be sent along with a trial;
+        `state`: of an actor that was adopted."""
         super().__init__(name, actor, owner, silence=silence)
         self._folders = folders
         self.ready = state.ready if state else False
@@ -70,7 +71,8 @@ class RayRank(ActorHandle):
         return current
 
     def send(self, message: Message) -> None:
-        """Sends a message; order is kept. With the order to run goes the folder of the model's module, where that is sent along."""
+        """Sends a message; order is kept. With the order to run goes the folder of the model's
+        module, where that is sent along."""
         if message["command"] == "run" and (folder := folder_of_module(message["request"])):
             message = {
                 **message,

@@ -1,10 +1,12 @@
-"""The Ray actor of one rank: holds its resources, keeps its process warm, and relays between it and the runner.
+"""The Ray actor of one rank: holds its resources, keeps its process warm, and relays between it and
+the runner.
 
-The rank itself is a child process, the same as the local runner's. So a rank can be limited, stopped, killed and replaced without losing
-the actor or its place in the placement group, and its exit status is known. The rank ends with the actor.
+The rank itself is a child process, the same as the local runner's. So a rank can be limited,
+stopped, killed and replaced without losing the actor or its place in the placement group, and its
+exit status is known. The rank ends with the actor.
 
-It is an `OwnedActor`: the next controller of the study adopts it, with the trial that is running and all its messages so far; the previous owner is
-no longer obeyed. Abandoned, it ends its gang.
+It is an `OwnedActor`: the next controller of the study adopts it, with the trial that is running
+and all its messages so far; the previous owner is no longer obeyed. Abandoned, it ends its gang.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class HostState:
 
 
 class RankHost(OwnedActor):
-    """A thread of its own reads the rank's messages: a rank must not block because its owner does not listen. Each carries the `generation` of
-    its process."""
+    """A thread of its own reads the rank's messages: a rank must not block because its owner does
+    not listen. Each carries the `generation` of its process."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class RankHost(OwnedActor):
         abandoned_s: float | None = None,
         nodes: int = 1,
     ) -> None:
-        """Starts the rank's process. `size`, `nodes`: see `HostState`. `device`: cpu or cuda; Ray has set CUDA_VISIBLE_DEVICES. `abandoned_s`: None when it ends with its driver."""
+        """Starts the rank's process. `size`, `nodes`: see `HostState`. `device`: cpu or cuda; Ray
+        has set CUDA_VISIBLE_DEVICES. `abandoned_s`: None when it ends with its driver."""
         import ray
 
         self._size, self._nodes, self._name = size, nodes, name
@@ -126,7 +129,8 @@ class RankHost(OwnedActor):
                 self._idle = True
 
     def send(self, owner: str, message: Message) -> None:
-        """Hands an order to the rank. The folder that came along with it is unpacked here, and named in it."""
+        """Hands an order to the rank. The folder that came along with it is unpacked here, and
+        named in it."""
         package = message.pop("package", None)
         order = (
             message
@@ -148,8 +152,9 @@ class RankHost(OwnedActor):
             self._rank.send(order)
 
     def _unpacked(self, request: dict[str, Any], package: Any) -> dict[str, Any]:
-        """The request with the folder as it lies here: unpacked once, as long as the runner sends the same. Where it cannot be written the rank is
-        told the folder's own name, and says that it cannot import the module."""
+        """The request with the folder as it lies here: unpacked once, as long as the runner sends
+        the same. Where it cannot be written the rank is told the folder's own name, and says that
+        it cannot import the module."""
         import ray
 
         if self._folder is None or self._package != package:
@@ -188,7 +193,8 @@ class RankHost(OwnedActor):
         old.close()
 
     def adopt(self, owner: str) -> HostState | None:
-        """Makes the caller the owner. None when the last owner has given the actor up, or it was abandoned."""
+        """Makes the caller the owner. None when the last owner has given the actor up, or it was
+        abandoned."""
         with self._lock:
             if not self._owner:
                 return None

@@ -1,7 +1,9 @@
-"""Rank pools on a Ray cluster: one placement group with an actor per rank. `ranks.host` is the actors' side, `adoption` what others left behind.
+"""Rank pools on a Ray cluster: one placement group with an actor per rank. `ranks.host` is the
+actors' side, `adoption` what others left behind.
 
-Ranks of one node may run on any nodes that have room, as near to one another as possible: a cluster that is described as one node may consist of
-several smaller ones. Ranks of several nodes have whole nodes (`placement`), with equally many ranks on each.
+Ranks of one node may run on any nodes that have room, as near to one another as possible: a cluster
+that is described as one node may consist of several smaller ones. Ranks of several nodes have whole
+nodes (`placement`), with equally many ranks on each.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class RayRankPools:
         return self._groups.capacity.ranks
 
     def form(self, placement: Placement, study: str) -> Place | None:
-        """A warm gang of that shape, else a new placement group. Raises `RunnerError` when the head is gone."""
+        """A warm gang of that shape, else a new placement group. Raises `RunnerError` when the head
+        is gone."""
         return self._groups.form(_shape(placement), study, partial(self._place, placement))
 
     def _place(self, placement: Placement, name: str) -> Place:
@@ -92,13 +95,15 @@ class RayRankPools:
         return Place(handles=handles, token=group)
 
     def adopt(self, study: str) -> list[AdoptedGang]:
-        """The complete gangs that others left behind for this study; none on a cluster that ends with its driver."""
+        """The complete gangs that others left behind for this study; none on a cluster that ends
+        with its driver."""
         if self._groups.abandoned_s is None:
             return []
         return adopt_gangs(self._groups, self._folders, study)
 
     def take(self, gang: AdoptedGang, study: str, *, busy: bool) -> None:
-        """Takes an adopted gang among the busy ones or the idle ones; one that shall be idle, but is not, is removed."""
+        """Takes an adopted gang among the busy ones or the idle ones; one that shall be idle, but
+        is not, is removed."""
         if busy or gang.is_idle:
             ranks = len(gang.pool.handles) // gang.nodes
             shape = _shape(Placement(nnodes=gang.nodes, nproc_per_node=ranks))
@@ -107,7 +112,8 @@ class RayRankPools:
             self._groups.remove(gang.pool)
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the ranks, after `timeout_s` at the latest, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
+        """Messages of the ranks, after `timeout_s` at the latest, whatever Ray does. Raises
+        `RunnerError` when the head of the cluster is gone."""
         import ray
 
         now_s = time.monotonic()
@@ -125,7 +131,8 @@ class RayRankPools:
         return self._groups.listen("gang", timeout_s)
 
     def disband(self, pool: Place, healthy: frozenset[int]) -> None:
-        """Keeps the gang for the next trial of its size, with new processes for ranks that are not healthy.
+        """Keeps the gang for the next trial of its size, with new processes for ranks that are not
+        healthy.
 
         It is removed when an actor is lost, or when others wait for its place.
         """
@@ -148,7 +155,8 @@ class RayRankPools:
         return self._groups.capacity.absence(placement)
 
     def close(self) -> None:
-        """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
+        """Kills all actors and removes all placement groups, except those that somebody else has
+        adopted."""
         self._groups.close()
 
 

@@ -1,10 +1,12 @@
-"""Clocks, temperature and throttling of a rank's GPU before and after a trial, as the driver tells (NVML). A throttled trial measures the cooling.
+"""Clocks, temperature and throttling of a rank's GPU before and after a trial, as the driver tells
+(NVML). A throttled trial measures the cooling.
 
     sm_clock_mhz, temperature_c           when the steps end, and with `_before` when they begin
     throttled_share                      of the time between them in which heat held the clocks down, by NVML's violation counter
     throttled                             1 when it was more than `THROTTLED_SHARE`, or when heat or the power brake holds the clocks down at the end
 
-A GPU at its power limit runs at lower clocks than its highest: that is how it is meant to run under load, and does not count.
+A GPU at its power limit runs at lower clocks than its highest: that is how it is meant to run under
+load, and does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import torch
 
 THROTTLED_SHARE = 0.01
 _REASONS = 0x8 | 0x20 | 0x40 | 0x80
-"""nvmlClocksEventReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown (nvml.h)"""
+"""nvmlClocksEventReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
+(nvml.h)"""
 WORST: Mapping[str, Callable[[Iterable[int]], int]] = {
     "sm_clock_mhz": min,
     "sm_clock_mhz_before": min,
@@ -70,7 +73,8 @@ class GpuState:
         return found
 
     def as_integers(self) -> list[int]:
-        """`readings` for a collective: thousandths, one for each name of `WORST`; -1 for what is not known."""
+        """`readings` for a collective: thousandths, one for each name of `WORST`; -1 for what is
+        not known."""
         found = self.readings()
         return [round(1e3 * found[name]) if name in found else -1 for name in WORST]
 
@@ -113,13 +117,15 @@ class GpuState:
 
 
 def worst_of(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
-    """The readings of a trial from all ranks' `as_integers`; what a rank does not know is left out."""
+    """The readings of a trial from all ranks' `as_integers`; what a rank does not know is left
+    out."""
     columns = zip(WORST.items(), zip(*ranks, strict=True), strict=True)
     return {name: worst(values) / 1e3 for (name, worst), values in columns if min(values) >= 0}
 
 
 def nvml_handle(device: torch.device) -> tuple[Any, Any]:
-    """pynvml and its handle of a GPU of torch's; (None, None) on a CPU, and where NVML is not installed or does not know the GPU."""
+    """pynvml and its handle of a GPU of torch's; (None, None) on a CPU, and where NVML is not
+    installed or does not know the GPU."""
     if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
         return None, None
     import pynvml

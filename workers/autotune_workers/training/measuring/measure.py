@@ -1,19 +1,23 @@
-"""What a rank can say of itself: synchronized time, the peak memory of this trial alone, and the mean power of its steps.
+"""What a rank can say of itself: synchronized time, the peak memory of this trial alone, and the
+mean power of its steps.
 
-On a GPU the peak is the allocator's (bytes allocated; bytes reserved are reported too). On a CPU it is the rise of the resident
-set: its high-water mark since the trial began, which Linux lets a process reset, less what was resident at the beginning, after freed
-memory was given back to the system, and less the pages of files that came in meanwhile: program code that a fresh rank runs for the first
-time (some 30 MiB), or token files. So neither torch itself nor an earlier trial counts. Where the mark cannot be reset, the peak is
-unknown and is reported as such.
+On a GPU the peak is the allocator's (bytes allocated; bytes reserved are reported too). On a CPU it
+is the rise of the resident set: its high-water mark since the trial began, which Linux lets a
+process reset, less what was resident at the beginning, after freed memory was given back to the
+system, and less the pages of files that came in meanwhile: program code that a fresh rank runs for
+the first time (some 30 MiB), or token files. So neither torch itself nor an earlier trial counts.
+Where the mark cannot be reset, the peak is unknown and is reported as such.
 
-What torch's GPU allocator says beside the peak: what it kept in reserve, how often it had to begin anew, how it was set, and what a trial left behind.
+What torch's GPU allocator says beside the peak: what it kept in reserve, how often it had to begin
+anew, how it was set, and what a trial left behind.
 
     reserved    bytes that the allocator took from the driver: no one else can use them, so they count against the GPU's memory
     retries     allocations that failed at first, and went well after cached memory had been given back: each stops the device
     left        bytes that are still allocated after a trial, less the workspaces of cuBLAS
 
-cuBLAS allocates a workspace for each of its handles and streams when it is first used, and keeps it: 32 MiB on Hopper, about 8 MiB on older GPUs
-(https://docs.nvidia.com/cuda/cublas, cublasSetWorkspace), and torch one more for cublasLt. They are no leak.
+cuBLAS allocates a workspace for each of its handles and streams when it is first used, and keeps
+it: 32 MiB on Hopper, about 8 MiB on older GPUs (https://docs.nvidia.com/cuda/cublas,
+cublasSetWorkspace), and torch one more for cublasLt. They are no leak.
 """
 
 from __future__ import annotations
@@ -92,14 +96,16 @@ class MeanPower:
         read_joules: Callable[[], float | None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`read_joules`: energy that the device has used since any moment; None where that is not known."""
+        """`read_joules`: energy that the device has used since any moment; None where that is not
+        known."""
         self._read, self._clock = read_joules, clock
         self._joules: float | None = None
         self._began_s = 0.0
 
     @classmethod
     def of(cls, device: torch.device) -> MeanPower:
-        """Of a GPU, where NVML is installed and counts its energy (Volta and later); unknown for a CPU, whose counters are not one rank's."""
+        """Of a GPU, where NVML is installed and counts its energy (Volta and later); unknown for a
+        CPU, whose counters are not one rank's."""
         return cls(_energy_counter(device) or (lambda: None))
 
     def start(self) -> None:
@@ -115,10 +121,12 @@ class MeanPower:
 
 
 def device_readings(device: torch.device) -> dict[str, float]:
-    """What NVML says of the last moments: shares of time in which any kernel ran (`sm`) and any memory was read or written (`memory_bandwidth`).
+    """What NVML says of the last moments: shares of time in which any kernel ran (`sm`) and any
+    memory was read or written (`memory_bandwidth`).
 
-    Neither says how much of the SMs or of the bandwidth was used. Empty on a CPU, where NVML is not installed, and where the GPU does not
-    tell (a slice of a GPU does not): a reading is never worth a trial.
+    Neither says how much of the SMs or of the bandwidth was used. Empty on a CPU, where NVML is not
+    installed, and where the GPU does not tell (a slice of a GPU does not): a reading is never worth
+    a trial.
     """
     if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
         return {}
@@ -165,7 +173,8 @@ class GpuAllocator:
     """The allocator of one GPU."""
 
     def __init__(self, device: Any, cuda: Any = torch.cuda, internals: Any = None) -> None:
-        """`cuda`, `internals`: what stands for the module torch.cuda and for torch's own one; None: that one."""
+        """`cuda`, `internals`: what stands for the module torch.cuda and for torch's own one; None:
+        that one."""
         self._device, self._cuda, self._internals = device, cuda, internals
         self._retries_before = 0
 
@@ -187,8 +196,8 @@ class GpuAllocator:
         return self._retries() - self._retries_before
 
     def leaks(self) -> bool:
-        """Whether a finished trial left more than a rank that goes on may hold. Workspaces are given back first; where torch cannot, as much as they
-        take is expected to be there."""
+        """Whether a finished trial left more than a rank that goes on may hold. Workspaces are
+        given back first; where torch cannot, as much as they take is expected to be there."""
         dropped = drop_cublas_workspaces(self._internals)
         expected = 0 if dropped else cublas_workspace_bytes(self._internals)
         return int(self._cuda.memory_allocated(self._device)) > LEAK_BYTES + expected
@@ -198,5 +207,6 @@ class GpuAllocator:
 
 
 def allocator_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """How the allocator of GPU memory was set by a variable, `expandable_segments:True` for instance; empty for torch's defaults."""
+    """How the allocator of GPU memory was set by a variable, `expandable_segments:True` for
+    instance; empty for torch's defaults."""
     return next((environment[name] for name in SETTINGS if environment.get(name)), "")

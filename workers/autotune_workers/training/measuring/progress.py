@@ -1,11 +1,13 @@
-"""How far a rank has come in a trial: what tells, when a gang hangs, which rank keeps the others waiting.
+"""How far a rank has come in a trial: what tells, when a gang hangs, which rank keeps the others
+waiting.
 
     micro_batch    forward passes of micro-batches that it has begun, through each of its pipeline stages
     collectives    collectives that it has begun in each process group, by the group's name
 
-Counts of one group are comparable between its ranks, because every rank of a group begins the same collectives in the same order: a rank with a
-lower count has not come to the collective in which the others wait. Pipeline groups are left out: their ranks send and receive as their stage
-demands. The training thread counts; the heartbeat's thread reads.
+Counts of one group are comparable between its ranks, because every rank of a group begins the same
+collectives in the same order: a rank with a lower count has not come to the collective in which the
+others wait. Pipeline groups are left out: their ranks send and receive as their stage demands. The
+training thread counts; the heartbeat's thread reads.
 """
 
 from __future__ import annotations

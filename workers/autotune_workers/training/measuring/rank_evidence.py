@@ -1,4 +1,5 @@
-"""What each rank of the native trainer says of its steps, for a diagnosis: the probe's phases and watch, in a process of our own, told by one collective at the end."""
+"""What each rank of the native trainer says of its steps, for a diagnosis: the probe's phases and
+watch, in a process of our own, told by one collective at the end."""
 
 from __future__ import annotations
 

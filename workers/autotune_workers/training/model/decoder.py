@@ -1,17 +1,22 @@
-"""The decoder that trials train: GPT-2 style or Llama style by `ModelSpec.gated_mlp`, cut into pipeline stages.
+"""The decoder that trials train: GPT-2 style or Llama style by `ModelSpec.gated_mlp`, cut into
+pipeline stages.
 
     b sequences of a micro-batch    s positions on this rank    h hidden_size    a, k query and key-value heads on this rank    d head_dim
 
-Weights are kept in fp32 (or in the dtype that FSDP hands out) and cast where they are used: the residual stream decides the compute
-dtype, norms and loss work in fp32. There is no dropout: two configs differ only by rounding. See `initialization` for the starting values.
+Weights are kept in fp32 (or in the dtype that FSDP hands out) and cast where they are used: the
+residual stream decides the compute dtype, norms and loss work in fp32. There is no dropout: two
+configs differ only by rounding. See `initialization` for the starting values.
 
-Attention with grouped queries by a kernel whose memory grows with the sequence, never with its square.
+Attention with grouped queries by a kernel whose memory grows with the sequence, never with its
+square.
 
     q (b, a, s, d)   k, v (b, k, s, d)   a heads of queries, k of keys, a / k queries to each
 
-On a GPU, torch gives grouped queries to the flash kernel or, where that does not take the tensors, to plain matrix products, which keep scores of
-(b, a, s, s). Flash takes 16-bit tensors on GPUs of compute capability 8.0 and later (torch.nn.functional.scaled_dot_product_attention). For all others keys
-and values are repeated for their queries, and the memory-efficient kernel takes them (Rabe and Staats 2021, arXiv:2112.05682).
+On a GPU, torch gives grouped queries to the flash kernel or, where that does not take the tensors,
+to plain matrix products, which keep scores of (b, a, s, s). Flash takes 16-bit tensors on GPUs of
+compute capability 8.0 and later (torch.nn.functional.scaled_dot_product_attention). For all others
+keys and values are repeated for their queries, and the memory-efficient kernel takes them (Rabe and
+Staats 2021, arXiv:2112.05682).
 """
 
 from __future__ import annotations
@@ -81,7 +86,8 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key-value heads (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """Causal self-attention with grouped key-value heads (Ainslie et al. 2023,
+    arXiv:2305.13245)."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -94,7 +100,8 @@ class Attention(nn.Module):
         self.wo = Linear(spec.num_attention_heads * spec.head_dim, spec.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-        """(b, s, h) -> (b, s, h); `cos` and `sin` (s, d) turn queries and keys in the Llama style."""
+        """(b, s, h) -> (b, s, h); `cos` and `sin` (s, d) turn queries and keys in the Llama
+        style."""
         q, k, v = (self._heads(w(x)) for w in (self.wq, self.wk, self.wv))
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -106,7 +113,8 @@ class Attention(nn.Module):
 
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin (s, d) of rotary position embeddings (Su et al. 2021, arXiv:2104.09864, eq. 34), halves layout."""
+    """cos and sin (s, d) of rotary position embeddings (Su et al. 2021, arXiv:2104.09864, eq. 34),
+    halves layout."""
     half = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
     angle = positions.float()[:, None] * base ** (-half / head_dim)
     angle = torch.cat((angle, angle), dim=-1)
@@ -128,7 +136,8 @@ class Activation(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two matrices with GELU (GPT-2 style), or three with a SiLU gate (Shazeer 2020, arXiv:2002.05202)."""
+    """Two matrices with GELU (GPT-2 style), or three with a SiLU gate (Shazeer 2020,
+    arXiv:2002.05202)."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -148,7 +157,8 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP (or experts), each after a norm and added to the residual stream."""
+    """One layer: attention and MLP (or experts), each after a norm and added to the residual
+    stream."""
 
     def __init__(self, spec: ModelSpec, experts: Callable[[], nn.Module] | None) -> None:
         super().__init__()
@@ -165,7 +175,8 @@ class Block(nn.Module):
 
 
 class DecoderStage(nn.Module):
-    """The layers [first, last) of the model (there may be none), with the embedding in front and the output behind where they belong here."""
+    """The layers [first, last) of the model (there may be none), with the embedding in front and
+    the output behind where they belong here."""
 
     def __init__(
         self,
@@ -198,20 +209,24 @@ class DecoderStage(nn.Module):
             self.tie()
 
     def tie(self) -> None:
-        """Shares the embedding's weight with the output where the model says so and both are here."""
+        """Shares the embedding's weight with the output where the model says so and both are
+        here."""
         if self.spec.tied_embeddings and self.embed is not None and self.output is not None:
             self.output.weight = self.embed.weight
 
     def place(self, attention_positions: Tensor, stream_positions: Tensor) -> None:
-        """Tells which positions of the sequence attention sees here, and which the residual stream holds (fewer under sequence parallel)."""
+        """Tells which positions of the sequence attention sees here, and which the residual stream
+        holds (fewer under sequence parallel)."""
         self.position_ids = stream_positions
         if self.spec.gated_mlp:
             self.cos, self.sin = rotary(attention_positions, self.spec.head_dim)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Tokens (b, s) or hidden states (b, s, h) -> hidden states; of the last stage logits (b, s, V).
+        """Tokens (b, s) or hidden states (b, s, h) -> hidden states; of the last stage logits (b,
+        s, V).
 
-        A last stage that has a `loss` of its own takes the targets (b, s) and gives the loss of each token, (b * s,), instead of logits.
+        A last stage that has a `loss` of its own takes the targets (b, s) and gives the loss of
+        each token, (b * s,), instead of logits.
         """
         if self.embed is not None:
             x = self.embed(x).to(self.dtype)
@@ -232,7 +247,8 @@ class DecoderStage(nn.Module):
 def split_layers(num_layers: int, num_stages: int, *, by_edges: bool = False) -> list[range]:
     """Layers of each stage, in sizes that differ by at most one; the longer stages come first.
 
-    `by_edges`: embedding and loss count as one layer each, and what is left over goes to the stages that hold neither before the first one.
+    `by_edges`: embedding and loss count as one layer each, and what is left over goes to the stages
+    that hold neither before the first one.
     """
     units, edge = (num_layers + 2, 1) if by_edges else (num_layers, 0)
     size, longer = divmod(units, num_stages)
@@ -251,7 +267,8 @@ def split_layers(num_layers: int, num_stages: int, *, by_edges: bool = False) ->
 
 
 def global_names(stage: DecoderStage) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter with its name in the whole model; tied weights go by the embedding's name wherever they are."""
+    """Each parameter with its name in the whole model; tied weights go by the embedding's name
+    wherever they are."""
     for name, parameter in stage.named_parameters():
         tied = name == "output.weight" and stage.spec.tied_embeddings
         yield TIED if tied else name, parameter
@@ -264,7 +281,8 @@ FLASH_HEAD_DIM = 256
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None) -> Tensor:
-    """Attention -> (b, a, s, d): causal, or under `mask`, by whichever kernel torch finds best here."""
+    """Attention -> (b, a, s, d): causal, or under `mask`, by whichever kernel torch finds best
+    here."""
     if q.shape[1] != k.shape[1] and not _takes_groups(q):
         k, v = expanded(k, q), expanded(v, q)
     grouped = q.shape[1] != k.shape[1]

@@ -1,7 +1,7 @@
 """Starting values of the weights: the same numbers however the model is divided over ranks.
 
-Every weight is drawn from a generator of its own, seeded by (seed, its name in the whole model). A rank draws the whole weight and keeps
-its part.
+Every weight is drawn from a generator of its own, seeded by (seed, its name in the whole model). A
+rank draws the whole weight and keeps its part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from autotune_workers.training.parallel.tensor_parallel import local_part
 def initial_value(
     name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device
 ) -> Tensor:
-    """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2 L) (Radford et al. 2019, section 2.3).
+    """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2
+    L) (Radford et al. 2019, section 2.3).
 
     Of low-rank adapters (r, in) and (out, r): N(0, 1 / in) and 0 (Hu et al. 2021, section 4.1).
     """
@@ -55,7 +56,8 @@ def materialize(
     seed: int,
     device: torch.device,
 ) -> None:
-    """Gives the module's weights on the meta device their memory and starting values. `names`: of each weight in the whole model."""
+    """Gives the module's weights on the meta device their memory and starting values. `names`: of
+    each weight in the whole model."""
     for inner in module.modules():
         for key, parameter in inner.named_parameters(recurse=False):
             if parameter.device.type != "meta":

@@ -1,10 +1,13 @@
-"""The cross entropy of each token, from whole logits or chunk by chunk, on a vocabulary that may be cut over tensor-parallel ranks.
+"""The cross entropy of each token, from whole logits or chunk by chunk, on a vocabulary that may be
+cut over tensor-parallel ranks.
 
     n tokens of a micro-batch    h hidden_size    V' token ids whose logits this rank computes (V / tp)    z log-normalizer of a token, (n,)
 
-`full` makes all logits at once. `chunked` makes the logits of one chunk of tokens at a time, forward and again backward, and keeps only z for
-each token (Wijmans et al. 2024, arXiv:2411.09009, section 4, without the fused kernel): one more product of the output projection, and
-1 / `CHUNKS` of the logits in memory. The cut over the vocabulary is that of Shoeybi et al. 2019 (arXiv:1909.08053), section 3.
+`full` makes all logits at once. `chunked` makes the logits of one chunk of tokens at a time,
+forward and again backward, and keeps only z for each token (Wijmans et al. 2024, arXiv:2411.09009,
+section 4, without the fused kernel): one more product of the output projection, and 1 / `CHUNKS` of
+the logits in memory. The cut over the vocabulary is that of Shoeybi et al. 2019 (arXiv:1909.08053),
+section 3.
 """
 
 from __future__ import annotations
@@ -47,9 +50,11 @@ def token_losses(logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -
 def chunked_token_losses(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: VocabularySlice
 ) -> Tensor:
-    """Hidden states (n, h), the output projection's weight (V', h) and targets (n,) -> losses (n,) as `token_losses` of the logits.
+    """Hidden states (n, h), the output projection's weight (V', h) and targets (n,) -> losses (n,)
+    as `token_losses` of the logits.
 
-    Where the vocabulary is cut, the gradient of `hidden` is this rank's part of a sum over the ranks.
+    Where the vocabulary is cut, the gradient of `hidden` is this rank's part of a sum over the
+    ranks.
     """
     return _ChunkedLoss.apply(hidden, weight.to(hidden.dtype), targets, vocabulary)
 

@@ -1,9 +1,11 @@
-"""Low-rank adapters: fine-tuning that trains two thin matrices beside each projection and leaves the model's weights frozen (Hu et al. 2021, LoRA, arXiv:2106.09685).
+"""Low-rank adapters: fine-tuning that trains two thin matrices beside each projection and leaves
+the model's weights frozen (Hu et al. 2021, LoRA, arXiv:2106.09685).
 
     y = x W^T + scale * (x A^T) B^T        W (out, in) frozen    A (r, in)    B (out, r)    scale = 2, that is alpha = 2 r
 
-B starts at zero, so that training starts from the model itself. Frozen weights are kept in the dtype of the activations: no optimizer needs
-them in fp32. Under tensor parallelism the adapters are cut as their projection is: B where the outputs are cut, A where the inputs are.
+B starts at zero, so that training starts from the model itself. Frozen weights are kept in the
+dtype of the activations: no optimizer needs them in fp32. Under tensor parallelism the adapters are
+cut as their projection is: B where the outputs are cut, A where the inputs are.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ATTENTION = ("wq", "wk", "wv", "wo")
 
 
 def apply_adapters(stage: DecoderStage, peft: Peft, dtype: torch.dtype) -> None:
-    """Freezes the stage's weights and puts adapters beside its projections. They are on the meta device; after tensor parallelism, which cuts them.
+    """Freezes the stage's weights and puts adapters beside its projections. They are on the meta
+    device; after tensor parallelism, which cuts them.
 
     `dtype`: of the frozen weights.
     """
@@ -48,9 +51,11 @@ def apply_own_adapters(
     dtype: torch.dtype,
     start: Callable[[str, torch.Size], Tensor],
 ) -> None:
-    """Freezes all weights of a module that code built, and puts adapters beside these of its projections, by their names in the module.
+    """Freezes all weights of a module that code built, and puts adapters beside these of its
+    projections, by their names in the module.
 
-    After tensor parallelism, which cuts them. `dtype`: of the frozen weights; `start`: starting value of a whole weight of that name and shape.
+    After tensor parallelism, which cuts them. `dtype`: of the frozen weights; `start`: starting
+    value of a whole weight of that name and shape.
     """
     frozen: dict[nn.Parameter, nn.Parameter] = {}  # a shared weight stays one
     for inner in module.modules():

@@ -1,23 +1,29 @@
-"""A pipeline stage of a model that code builds: what one rank runs of it, from the micro-batch (or the stream of the stage before) to the stream or the loss.
+"""A pipeline stage of a model that code builds: what one rank runs of it, from the micro-batch (or
+the stream of the stage before) to the stream or the loss.
 
     inputs     what the module is called with: a tensor, a tuple of arguments or a mapping of keywords      targets    next tokens (b, s), where it reads tokens
     stream     what travels between stages, one tensor; it takes the place of the first argument
 
-The number format is that of autocast: weights are fp32, or what FSDP hands out. The last stage gives the loss itself, as a tensor of one element.
+The number format is that of autocast: weights are fp32, or what FSDP hands out. The last stage
+gives the loss itself, as a tensor of one element.
 
 A model that code builds, cut into the stages of a pipeline.
 
-A stage is the module with everything that other stages run replaced by `Skip`, which hands on what it is given: so the module's own forward pass runs over
-what is left, and weights keep their names. What runs before and after a cut follows from the order in which the module registers its parts. A class of
-transformers takes the stream as `inputs_embeds`; its plan (`base_model_pp_plan`) names what the first and the last stage hold beside layers, and all stages
-but the last run its base model alone.
+A stage is the module with everything that other stages run replaced by `Skip`, which hands on what
+it is given: so the module's own forward pass runs over what is left, and weights keep their names.
+What runs before and after a cut follows from the order in which the module registers its parts. A
+class of transformers takes the stream as `inputs_embeds`; its plan (`base_model_pp_plan`) names
+what the first and the last stage hold beside layers, and all stages but the last run its base model
+alone.
 
-Chunked loss of transformers' causal language models: the output projection takes the loss itself, so that only one chunk's logits exist at a time.
+Chunked loss of transformers' causal language models: the output projection takes the loss itself,
+so that only one chunk's logits exist at a time.
 
     hidden (b, s, h) -> mean loss, a scalar that the class hands on in place of the logits
 
-That is the model's own loss only where the class does nothing to the logits behind the projection (no scaling, no soft cap): what comes out of the class
-must be the very tensor that the projection gave, which every step checks.
+That is the model's own loss only where the class does nothing to the logits behind the projection
+(no scaling, no soft cap): what comes out of the class must be the very tensor that the projection
+gave, which every step checks.
 """
 
 from __future__ import annotations
@@ -43,7 +49,8 @@ REMEDY = "return other split points under `pp_split`, or a function (model, stag
 
 
 def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
-    """The model of that stage. Changes `built.model`. Raises `ConfigError` where it cannot be cut so."""
+    """The model of that stage. Changes `built.model`. Raises `ConfigError` where it cannot be cut
+    so."""
     if num_stages == 1:
         return built
     if callable(built.pp_split):
@@ -73,7 +80,8 @@ def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
 
 
 def _by_function(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
-    """The stage that the builder's own function makes of the model. Its parts may have other names than in the whole model."""
+    """The stage that the builder's own function makes of the model. Its parts may have other names
+    than in the whole model."""
     assert callable(built.pp_split)
     try:
         part = built.pp_split(built.model, stage, num_stages)
@@ -94,7 +102,8 @@ def _by_function(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
 
 
 def cut_places(places: Sequence[str], num_stages: int) -> list[str]:
-    """The places that are used: those that part the model as evenly as there are places to part it; the longer stages come first."""
+    """The places that are used: those that part the model as evenly as there are places to part it;
+    the longer stages come first."""
     units = len(places) + 1
     sizes = [units // num_stages + (i < units % num_stages) for i in range(num_stages)]
     return [places[end - 1] for end in itertools.accumulate(sizes[:-1])]
@@ -111,7 +120,8 @@ def aliases(module: nn.Module) -> dict[str, str]:
 
 
 def _stages(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
-    """The stage of each part of the module, of parts that lie in one stage whole; parts that every stage runs are left out."""
+    """The stage of each part of the module, of parts that lie in one stage whole; parts that every
+    stage runs are left out."""
     if is_transformers(built.model) and built.pp_split == block_names(built)[1:]:
         return _stages_of_class(built, places)
     names = [name for name, _ in built.model.named_modules() if name]
@@ -200,8 +210,9 @@ class OwnStage(nn.Module):
         dtype: torch.dtype,
         chunked: bool = False,
     ) -> None:
-        """`built.model`: this stage of the module; `dtype`: of matrix products and of the stream; `chunked`: whether the output projection takes the
-        loss. Raises `ConfigError` where it cannot."""
+        """`built.model`: this stage of the module; `dtype`: of matrix products and of the stream;
+        `chunked`: whether the output projection takes the loss. Raises `ConfigError` where it
+        cannot."""
         super().__init__()
         self.module = built.model
         self.is_first, self.is_last, self.dtype = is_first, is_last, dtype
@@ -221,7 +232,8 @@ class OwnStage(nn.Module):
         return {name: self.module.get_submodule(name) for name in self._names} or {"": self.module}
 
     def forward(self, *args: Any, **leaves: Tensor) -> Tensor:
-        """(inputs, targets), or under a pipeline one tensor and all leaves of both -> the stream or the loss."""
+        """(inputs, targets), or under a pipeline one tensor and all leaves of both -> the stream or
+        the loss."""
         stream = None
         if self.structure is None:
             inputs, targets = args
@@ -299,7 +311,8 @@ class Skip(nn.Module):
 
 @contextmanager
 def _users_line() -> Iterator[None]:
-    """Adds the line of the user's code to the text of what it raises. The kind of an error, by which failures are told apart, stays."""
+    """Adds the line of the user's code to the text of what it raises. The kind of an error, by
+    which failures are told apart, stays."""
     try:
         yield
     except Exception as error:
@@ -330,7 +343,8 @@ def _with_stream(
 
 
 def _labels(module: nn.Module, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The targets by the names that the class takes. Causal models shift labels by one themselves, unless they are told that this is done."""
+    """The targets by the names that the class takes. Causal models shift labels by one themselves,
+    unless they are told that this is done."""
     if getattr(module, "loss_type", "") != "ForCausalLM":
         return {"labels": targets}
     takes = inspect.signature(module.forward).parameters.values()
@@ -377,7 +391,8 @@ class ChunkedHead:
     """The output projection of the last stage."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        """`dtype`: of the matrix products. Changes what the projection gives. Raises `ConfigError` for a class that is no causal language model."""
+        """`dtype`: of the matrix products. Changes what the projection gives. Raises `ConfigError`
+        for a class that is no causal language model."""
         find: Any = getattr(module, "get_output_embeddings", lambda: None)
         head = find()
         if (
@@ -394,7 +409,8 @@ class ChunkedHead:
         head.forward = self._losses
 
     def loss(self, module: nn.Module, taken: Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        """The mean loss of the micro-batch. `taken`: arguments of the class. Raises `ConfigError` where the class changes its logits."""
+        """The mean loss of the micro-batch. `taken`: arguments of the class. Raises `ConfigError`
+        where the class changes its logits."""
         self._targets = targets
         found = module(**taken).logits
         if found is not self._given:

@@ -1,8 +1,11 @@
-"""Packed sequences: each sequence holds documents of `document_len` tokens one behind the other, and no token attends to another document.
+"""Packed sequences: each sequence holds documents of `document_len` tokens one behind the other,
+and no token attends to another document.
 
-The last document of a sequence is shorter where `document_len` does not divide the sequence. Positions count from 0 in each document, and the
-last token of a document predicts nothing: a document is trained as if it were alone in its sequence. Attention works on the documents as on
-the sequences of a larger batch, so its cost falls with their length as it does in training on real documents of that mean length.
+The last document of a sequence is shorter where `document_len` does not divide the sequence.
+Positions count from 0 in each document, and the last token of a document predicts nothing: a
+document is trained as if it were alone in its sequence. Attention works on the documents as on the
+sequences of a larger batch, so its cost falls with their length as it does in training on real
+documents of that mean length.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from autotune_workers.training.model.loss import IGNORED
 
 
 def document_positions(positions: Tensor, document_len: int) -> Tensor:
-    """Positions in the sequence -> positions in the document. `document_len` 0: the sequence is one document."""
+    """Positions in the sequence -> positions in the document. `document_len` 0: the sequence is one
+    document."""
     return positions % document_len if document_len else positions
 
 
 def without_document_ends(targets: Tensor, positions: Tensor, document_len: int) -> Tensor:
-    """Targets (b, s) of these positions (s,), with `IGNORED` where the next token belongs to another document."""
+    """Targets (b, s) of these positions (s,), with `IGNORED` where the next token belongs to
+    another document."""
     return targets.where((positions + 1) % document_len != 0, IGNORED) if document_len else targets
 
 
@@ -72,7 +77,8 @@ class SequenceBounds:
 
 
 def document_pieces(start: int, end: int, document_len: int) -> list[tuple[int, int, int]]:
-    """The positions from `start` up to `end`, cut where documents begin: (first, end, where the document begins) of each piece."""
+    """The positions from `start` up to `end`, cut where documents begin: (first, end, where the
+    document begins) of each piece."""
     if not document_len:
         return [(start, end, 0)]
     cuts = [start, *range(start - start % document_len + document_len, end, document_len), end]

@@ -1,8 +1,10 @@
 """Activation checkpointing and compilation of the layers of a stage.
 
-`full` keeps only each layer's input and runs the layer again in the backward pass (Chen et al. 2016, arXiv:1604.06174). The others do so
-for one kind of module alone: `selective` for attention, whose activations are large for what they cost (Korthikanti et al. 2022, section 5),
-`mlp` for the MLP or the experts, `norm` for the norms and the MLP's activation function, which cost next to nothing.
+`full` keeps only each layer's input and runs the layer again in the backward pass (Chen et al.
+2016, arXiv:1604.06174). The others do so for one kind of module alone: `selective` for attention,
+whose activations are large for what they cost (Korthikanti et al. 2022, section 5), `mlp` for the
+MLP or the experts, `norm` for the norms and the MLP's activation function, which cost next to
+nothing.
 """
 
 from __future__ import annotations
@@ -78,5 +80,6 @@ def apply_compile(layers: Iterable[nn.Module]) -> None:
 
 
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    # on the instance, so that parameter names and the hooks of tensor and data parallelism stay as they are
+    # on the instance, so that parameter names and the hooks of tensor and data parallelism stay as
+    # they are
     module.forward = forward

@@ -1,4 +1,5 @@
-"""Collectives on flat tensors under the names that every supported torch knows, and differentiable ones.
+"""Collectives on flat tensors under the names that every supported torch knows, and differentiable
+ones.
 
 torch 2.13 renamed `all_gather_into_tensor` and `reduce_scatter_tensor`, and warns of the old names.
 """
@@ -16,7 +17,8 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 class GatherFirst(torch.autograd.Function):
-    """Puts the ranks' tensors one behind the other along the first axis; backward sums what each rank wants of them."""
+    """Puts the ranks' tensors one behind the other along the first axis; backward sums what each
+    rank wants of them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -31,7 +33,8 @@ class GatherFirst(torch.autograd.Function):
 
 
 class ReduceScatterFirst(torch.autograd.Function):
-    """Sums the ranks' tensors and gives each rank its part of the first axis; backward gathers what the ranks want of their parts."""
+    """Sums the ranks' tensors and gives each rank its part of the first axis; backward gathers what
+    the ranks want of their parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -46,7 +49,8 @@ class ReduceScatterFirst(torch.autograd.Function):
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of rows: `sent[r]` rows go to rank r, `received[r]` rows come from it; backward sends them home."""
+    """All-to-all of rows: `sent[r]` rows go to rank r, `received[r]` rows come from it; backward
+    sends them home."""
 
     @staticmethod
     def forward(

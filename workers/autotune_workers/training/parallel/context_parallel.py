@@ -1,12 +1,14 @@
-"""Context parallelism: each rank holds some positions of every sequence, and attention works on all of them.
+"""Context parallelism: each rank holds some positions of every sequence, and attention works on all
+of them.
 
     gather    every rank gathers the keys and values of all positions (Llama Team 2024, arXiv:2407.21783, section 3.3.2)
     ring      keys and values go round from rank to rank, see `ring_attention`
     heads     an all-to-all hands each rank all positions of some heads, and a second one hands the results back (Jacobs et al. 2023,
               arXiv:2309.14509, section 3.1)
 
-Under `gather` and `ring` the sequence is cut into 2 * cp chunks and rank r holds chunks r and 2 * cp - 1 - r, so that causal attention costs
-every rank the same. Under `heads`, where every rank attends over whole sequences, rank r holds the r-th of cp chunks.
+Under `gather` and `ring` the sequence is cut into 2 * cp chunks and rank r holds chunks r and 2 *
+cp - 1 - r, so that causal attention costs every rank the same. Under `heads`, where every rank
+attends over whole sequences, rank r holds the r-th of cp chunks.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def _attend_to_gathered(
     k: Tensor,
     v: Tensor,
 ) -> Tensor:
-    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d). `pieces`: (first, end, first key) of runs of this rank's queries."""
+    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d). `pieces`: (first, end,
+    first key) of runs of this rank's queries."""
     mine = torch.stack((k, v)).permute(3, 0, 1, 2, 4)
     k, v = GatherFirst.apply(mine, group).index_select(0, natural).permute(1, 2, 3, 0, 4)
     sizes = [end - start for start, end, _ in pieces]
@@ -93,13 +96,15 @@ def _attend_to_gathered(
 def _attend_by_heads(
     group: dist.ProcessGroup, whole: Attend, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d), by way of (b, a / cp, s, d)."""
+    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d), by way of (b, a / cp, s,
+    d)."""
     done = whole(*(_swap(x, group, cut=1, joined=2) for x in (q, k, v)))
     return _swap(done, group, cut=2, joined=1)
 
 
 def _swap(x: Tensor, group: dist.ProcessGroup, *, cut: int, joined: int) -> Tensor:
-    """Cuts axis `cut` over the ranks of the group and joins their parts of axis `joined`, by all-to-all."""
+    """Cuts axis `cut` over the ranks of the group and joins their parts of axis `joined`, by
+    all-to-all."""
     ranks = group.size()
     parts = torch.stack(x.chunk(ranks, dim=cut))
     swapped = Exchange.apply(parts, [1] * ranks, [1] * ranks, group)

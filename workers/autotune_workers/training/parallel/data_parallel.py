@@ -1,9 +1,13 @@
-"""Data parallelism with replicated weights: ZeRO stage 0 (gradients summed) and stage 1 (optimizer state cut as well).
+"""Data parallelism with replicated weights: ZeRO stage 0 (gradients summed) and stage 1 (optimizer
+state cut as well).
 
-Gradients travel in flat buckets of about 25 MB, each as soon as its last gradient of the step is there, so that communication overlaps
-the rest of the backward pass (Li et al. 2020, arXiv:2006.15704, section 3.2). Micro-batches before the last send nothing. Stage 1 (Rajbhandari
-et al. 2020, arXiv:1910.02054, section 5.1) scatters the sums, updates one shard per rank and gathers the weights. With replicas of shards
-it scatters among the ranks of a replica only, and sums each shard over the replicas. This is torch's DDP by algorithm; DDP itself refuses weights that are DTensors and pipeline stages whose weight gradients come without autograd hooks.
+Gradients travel in flat buckets of about 25 MB, each as soon as its last gradient of the step is
+there, so that communication overlaps the rest of the backward pass (Li et al. 2020,
+arXiv:2006.15704, section 3.2). Micro-batches before the last send nothing. Stage 1 (Rajbhandari et
+al. 2020, arXiv:1910.02054, section 5.1) scatters the sums, updates one shard per rank and gathers
+the weights. With replicas of shards it scatters among the ranks of a replica only, and sums each
+shard over the replicas. This is torch's DDP by algorithm; DDP itself refuses weights that are
+DTensors and pipeline stages whose weight gradients come without autograd hooks.
 
 Losses are scaled so that the sum over ranks is the mean gradient.
 """
@@ -108,8 +112,8 @@ class Replicated:
         self._counts[parameter] += 1
         if self._counts[parameter] == self._backwards:
             self._bucket_of[parameter].missing -= 1
-            # in order only: all ranks must start their collectives in the same order, and a rank whose experts
-            # got no token is missing gradients that others have
+            # in order only: all ranks must start their collectives in the same order, and a rank
+            # whose experts got no token is missing gradients that others have
             while self._launched < len(self._buckets) and self._is_ready(
                 self._buckets[self._launched]
             ):
@@ -187,7 +191,8 @@ class Replicated:
 
 
 def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
-    """Buckets in the order in which gradients arrive: the last weights first, tied ones at the end."""
+    """Buckets in the order in which gradients arrive: the last weights first, tied ones at the
+    end."""
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
     arriving = weights[::-1]

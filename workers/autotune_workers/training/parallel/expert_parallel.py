@@ -2,8 +2,9 @@
 
     n tokens on this rank    E experts    E' = E / ep experts on this rank    k experts per token
 
-Routing is Mixtral's (Jiang et al. 2024, arXiv:2401.04088, section 2.1): softmax over the k best logits. No token is dropped and there is no
-balancing loss, so that the loss is that of the dense computation whatever the cut. With ep > 1, tokens reach their experts in one of two ways:
+Routing is Mixtral's (Jiang et al. 2024, arXiv:2401.04088, section 2.1): softmax over the k best
+logits. No token is dropped and there is no balancing loss, so that the loss is that of the dense
+computation whatever the cut. With ep > 1, tokens reach their experts in one of two ways:
 
     alltoall    each token travels to the ranks of its experts and back (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2)
     allgather   every rank gathers the tokens of all and runs its own experts; a reduce-scatter sums what the ranks have for each token
@@ -33,7 +34,8 @@ class ExpertGroup(nn.Module):
             self.add_module(str(number), Mlp(spec))
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Rows (m, h) sorted by expert, `counts` of each expert -> (m, h). An expert without tokens runs on none, so that it has a gradient."""
+        """Rows (m, h) sorted by expert, `counts` of each expert -> (m, h). An expert without tokens
+        runs on none, so that it has a gradient."""
         parts = zip(self.children(), rows.split(counts), strict=True)
         return torch.cat([expert(part) for expert, part in parts])
 
@@ -73,7 +75,8 @@ class MixtureOfExperts(nn.Module):
         return out.to(x.dtype).view_as(x)
 
     def _by_token(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Tokens (n, h), weights and numbers of their experts (n, k) -> weighted sums (n, h) in fp32, of all experts."""
+        """Tokens (n, h), weights and numbers of their experts (n, k) -> weighted sums (n, h) in
+        fp32, of all experts."""
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self._spec.num_experts)
         token = order // self._spec.experts_per_token
@@ -98,7 +101,8 @@ class MixtureOfExperts(nn.Module):
         )
 
     def _elsewhere(self, rows: Tensor, counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Rows (m, h) sorted by expert -> the same rows after their experts, by way of the ranks that hold these."""
+        """Rows (m, h) sorted by expert -> the same rows after their experts, by way of the ranks
+        that hold these."""
         ranks = group.size()
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts, group=group)

@@ -1,9 +1,12 @@
-"""Data parallelism with cut weights: ZeRO stages 2 and 3 by FSDP2 (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277).
+"""Data parallelism with cut weights: ZeRO stages 2 and 3 by FSDP2 (`fully_shard`, Zhao et al. 2023,
+arXiv:2304.11277).
 
-Stage 3 frees the gathered weights of a layer after its forward pass and gathers them again for its backward pass; stage 2 keeps them
-until its backward pass is done, so that only gradients and optimizer state stay cut. Micro-batches before the last reduce nothing. On a mesh of
-two axes the weights are cut over the second alone, and the ranks of the first hold replicas of the shards (hybrid sharding, HSDP): gradients
-are reduce-scattered over the shards and all-reduced over the replicas.
+Stage 3 frees the gathered weights of a layer after its forward pass and gathers them again for its
+backward pass; stage 2 keeps them until its backward pass is done, so that only gradients and
+optimizer state stay cut. Micro-batches before the last reduce nothing. On a mesh of two axes the
+weights are cut over the second alone, and the ranks of the first hold replicas of the shards
+(hybrid sharding, HSDP): gradients are reduce-scattered over the shards and all-reduced over the
+replicas.
 """
 
 from __future__ import annotations
@@ -29,26 +32,30 @@ def shard_module(
     dtype: torch.dtype,
     cast_inputs: bool = False,
 ) -> None:
-    """Cuts the module's weights over the mesh (those that no inner module has taken). `cast_inputs`: what flows in is made to be of the dtype."""
+    """Cuts the module's weights over the mesh (those that no inner module has taken).
+    `cast_inputs`: what flows in is made to be of the dtype."""
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=cast_inputs
     )
     fully_shard(module, mesh=mesh, reshard_after_forward=stage == 3, mp_policy=policy)
     assert isinstance(module, FSDPModule)
-    # losses are scaled so that the sum over ranks is the mean: experts, which fewer ranks share, need no factor of their own
+    # losses are scaled so that the sum over ranks is the mean: experts, which fewer ranks share,
+    # need no factor of their own
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
 
 
 def free_gathered(stage: nn.Module) -> None:
-    """After a forward pass without a backward pass: gives up whole weights that stage 2, and the last module of stage 3, kept for it."""
+    """After a forward pass without a backward pass: gives up whole weights that stage 2, and the
+    last module of stage 3, kept for it."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 class WatchedReduceScatter:
-    """FSDP's reduce-scatter (`FSDPModule.set_custom_reduce_scatter`), which notes the squared norm of this rank's own gradients on their way."""
+    """FSDP's reduce-scatter (`FSDPModule.set_custom_reduce_scatter`), which notes the squared norm
+    of this rank's own gradients on their way."""
 
     def __init__(self) -> None:
         self.square: Tensor | None = None
@@ -84,7 +91,8 @@ class FullySharded:
     ) -> None:
         self._modules = [m for m in modules if isinstance(m, FSDPModule)]
         self._weights = list(weights)
-        # gradients of cut and uncut weights travel together, and those of tied ones are added up afterwards
+        # gradients of cut and uncut weights travel together, and those of tied ones are added up
+        # afterwards
         self._sees_all = all(w.copies == 1 and w.also_group is None for w in self._weights)
         self._sent = WatchedReduceScatter()
         for module in self._modules if self._sees_all else ():
@@ -103,7 +111,8 @@ class FullySharded:
 
     @property
     def local_square(self) -> Tensor | None:
-        """See `GradientSync`; not known where tp leaves some weights uncut or a pipeline ties two."""
+        """See `GradientSync`; not known where tp leaves some weights uncut or a pipeline ties
+        two."""
         return self._sent.square
 
     def expect(self, backwards: int) -> None:
@@ -111,7 +120,8 @@ class FullySharded:
         self._backwards, self._sent.square = backwards, None
 
     def micro_batch(self, index: int) -> None:
-        """Before the forward pass of a micro-batch outside a pipeline (whose stages see to this themselves)."""
+        """Before the forward pass of a micro-batch outside a pipeline (whose stages see to this
+        themselves)."""
         last = index == self._backwards - 1
         for module in self._modules:
             module.set_requires_gradient_sync(last)

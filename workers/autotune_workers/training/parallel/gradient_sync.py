@@ -1,4 +1,5 @@
-"""What gradient synchronization works on: the weights of a rank, the tensors that its optimizer updates, and the protocol between them.
+"""What gradient synchronization works on: the weights of a rank, the tensors that its optimizer
+updates, and the protocol between them.
 
 Losses are scaled so that the sum of a gradient over ranks is the mean gradient.
 """
@@ -32,17 +33,19 @@ class Weight:
     replica_group: dist.ProcessGroup | None = None
     """those of `group` that hold the same shard; None when there are no replicas"""
     also_group: dist.ProcessGroup | None = None
-    """ranks over which the gradient is summed first: first and last pipeline rank, for a tied embedding that both hold, or tp ranks that see
-    other parts of what flows"""
+    """ranks over which the gradient is summed first: first and last pipeline rank, for a tied
+    embedding that both hold, or tp ranks that see other parts of what flows"""
     in_layer: bool = False
     """whether it belongs to one of the repeated layers"""
     copies: int = 1
-    """ranks outside `group` that hold the same values: tp ranks of a weight that is not sharded, ranks of `also_group`"""
+    """ranks outside `group` that hold the same values: tp ranks of a weight that is not sharded,
+    ranks of `also_group`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What the optimizer of this rank updates: a plain tensor whose gradient is set when a step's gradients are complete."""
+    """What the optimizer of this rank updates: a plain tensor whose gradient is set when a step's
+    gradients are complete."""
 
     tensor: Tensor
     name: str
@@ -54,7 +57,8 @@ class Shard:
 
 
 class GradientSync(Protocol):
-    """Completes the gradients of a step. `Replicated` does so for ZeRO stages 0 and 1, `FullySharded` for 2 and 3."""
+    """Completes the gradients of a step. `Replicated` does so for ZeRO stages 0 and 1,
+    `FullySharded` for 2 and 3."""
 
     shards: list[Shard]
 
@@ -69,7 +73,8 @@ class GradientSync(Protocol):
         """Waits until every shard's gradient is the sum over ranks."""
 
     def publish(self) -> None:
-        """After the optimizer: makes the updated values known to all ranks, and forgets the gradients."""
+        """After the optimizer: makes the updated values known to all ranks, and forgets the
+        gradients."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -78,7 +83,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of the gradient, summed over tp where it is partial; zeros for a weight that no token met."""
+    """This rank's part of the gradient, summed over tp where it is partial; zeros for a weight that
+    no token met."""
     grad = parameter.grad
     if grad is None:
         return torch.zeros_like(local(parameter.detach()))
@@ -97,10 +103,12 @@ def weights_of(
     layers: tuple[str, ...] = ("layers.",),
     partial_over_tp: Container[str] = (),
 ) -> Iterator[Weight]:
-    """The weights of a stage that are trained, each with the ranks over which its gradient is summed.
+    """The weights of a stage that are trained, each with the ranks over which its gradient is
+    summed.
 
-    `parameters`: with their names in the whole model. `tied`: the one that the first and the last stage share. `layers`: how names of weights in layers begin. `partial_over_tp`: whole weights that see a
-    part of what flows, so that their gradients are summed over tp.
+    `parameters`: with their names in the whole model. `tied`: the one that the first and the last
+    stage share. `layers`: how names of weights in layers begin. `partial_over_tp`: whole weights
+    that see a part of what flows, so that their gradients are summed over tp.
     """
     ranks = config.dp * config.cp
     dense = "dp_cp" if ranks > 1 else ""

@@ -1,13 +1,17 @@
-"""The ranks of a trial as a mesh with the axes pp, dp, cp, tp (the slowest first), and the groups that follow from it.
+"""The ranks of a trial as a mesh with the axes pp, dp, cp, tp (the slowest first), and the groups
+that follow from it.
 
-tp is innermost because it talks most and neighbours are nearest; pp is outermost because it talks least. `dp_cp` is the axis over which
-gradients of dense weights are summed: context-parallel ranks see other positions of the same sequences. With experts it is also cut as
-(expert_data, ep): ranks of one `ep` group hold different experts, ranks of one `expert_data` group the same ones.
+tp is innermost because it talks most and neighbours are nearest; pp is outermost because it talks
+least. `dp_cp` is the axis over which gradients of dense weights are summed: context-parallel ranks
+see other positions of the same sequences. With experts it is also cut as (expert_data, ep): ranks
+of one `ep` group hold different experts, ranks of one `expert_data` group the same ones.
 
-With replicas of shards, dp_cp is cut again as (dp_cp_replica, dp_cp_shard), and expert_data likewise: ranks of one shard group hold different
-shards and are neighbours, ranks of one replica group hold the same shard.
+With replicas of shards, dp_cp is cut again as (dp_cp_replica, dp_cp_shard), and expert_data
+likewise: ranks of one shard group hold different shards and are neighbours, ranks of one replica
+group hold the same shard.
 
-All groups are made for one trial and destroyed after it, so that a warm rank stays as clean as a fresh one.
+All groups are made for one trial and destroyed after it, so that a warm rank stays as clean as a
+fresh one.
 """
 
 from __future__ import annotations
@@ -67,7 +71,8 @@ class Mesh:
         return self.axes[name].get_group()
 
     def counted_groups(self) -> list[dist.ProcessGroup]:
-        """The process groups of this rank in which every rank begins the same collectives in the same order: not the pipeline's."""
+        """The process groups of this rank in which every rank begins the same collectives in the
+        same order: not the pipeline's."""
         world = dist.group.WORLD
         groups = [world, *(self.group(name) for name in self.axes if name != "pp")]
         found = {
@@ -77,14 +82,16 @@ class Mesh:
         return list(found.values())
 
     def shards_of(self, name: str) -> DeviceMesh:
-        """The mesh over which FSDP shards what the ranks of the axis hold alike: the axis, or (replicas, shards) where it is cut so."""
+        """The mesh over which FSDP shards what the ranks of the axis hold alike: the axis, or
+        (replicas, shards) where it is cut so."""
         return self.hybrid.get(name, self.axes[name])
 
 
 def tied_embedding_group(
     config: ParallelConfig, mesh: Mesh, context: RankContext
 ) -> dist.ProcessGroup | None:
-    """This rank's group of first and last pipeline rank, which both hold a tied embedding; None on ranks between them. Collective."""
+    """This rank's group of first and last pipeline rank, which both hold a tied embedding; None on
+    ranks between them. Collective."""
     if config.pp == 1:
         return None
     ranks = mesh.root.mesh
@@ -123,7 +130,8 @@ def living_groups() -> set[dist.ProcessGroup]:
 
 
 def destroy_groups(keep: set[dist.ProcessGroup]) -> None:
-    """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank)."""
+    """Destroys the groups that were made since `keep` was taken, in the order in which they were
+    made (the same on every rank)."""
     for group in [g for g in process_groups() if g not in keep]:
         dist.destroy_process_group(group)
     forget_shardings()

@@ -1,17 +1,23 @@
-"""The model of one rank under a config: its pipeline stages, and each kind of parallelism applied to them in turn.
+"""The model of one rank under a config: its pipeline stages, and each kind of parallelism applied
+to them in turn.
 
-The stages are built on the meta device, without memory, and changed there. Their weights are made last, layer by layer, so that a rank never
-holds more than one whole layer of a model that it keeps only a part of.
+The stages are built on the meta device, without memory, and changed there. Their weights are made
+last, layer by layer, so that a rank never holds more than one whole layer of a model that it keeps
+only a part of.
 
-The part of a model that code builds that one rank holds: its pipeline stages, and each kind of parallelism applied to them in turn.
+The part of a model that code builds that one rank holds: its pipeline stages, and each kind of
+parallelism applied to them in turn.
 
-The module is built whole on the host, with the same starting values on every rank, and cut from there: its own initialization counts. So the host must have
-room for the whole model in fp32 for a moment, for one rank at least (`in_turns`); the device holds what the config leaves of it.
+The module is built whole on the host, with the same starting values on every rank, and cut from
+there: its own initialization counts. So the host must have room for the whole model in fp32 for a
+moment, for one rank at least (`in_turns`); the device holds what the config leaves of it.
 
-Tensor parallelism of a model that code builds, by its plan: each module that the plan names is cut over the `tp` axis as DTensors.
+Tensor parallelism of a model that code builds, by its plan: each module that the plan names is cut
+over the `tp` axis as DTensors.
 
-What flows between modules stays plain tensors, as every tp rank computes them: outputs of a column cut are this rank's part, all else is whole. Weights that
-no entry cuts are equal on all tp ranks. `autotune_workers.own_model.built_model` has the names of the styles.
+What flows between modules stays plain tensors, as every tp rank computes them: outputs of a column
+cut are this rank's part, all else is whole. Weights that no entry cuts are equal on all tp ranks.
+`autotune_workers.own_model.built_model` has the names of the styles.
 """
 
 from __future__ import annotations
@@ -138,7 +144,8 @@ def parallelize_stage(
     if config.compile:
         apply_compile(stage.layers.values())
 
-    # last: FSDP puts its hooks around everything above, and shards each layer before the next one gets its memory
+    # last: FSDP puts its hooks around everything above, and shards each layer before the next one
+    # gets its memory
     names = {parameter: name for name, parameter in global_names(stage)}
     for module in (*stage.layers.values(), stage):
         materialize(module, names, workload.model, seed=request.seed, device=device)
@@ -180,7 +187,8 @@ def _place_positions(
 
 
 def _apply_data_parallel(module: nn.Module, config: ParallelConfig, mesh: Mesh) -> None:
-    """Shards the module's weights with FSDP: experts over the ranks that hold the same ones, all else over dp and cp."""
+    """Shards the module's weights with FSDP: experts over the ranks that hold the same ones, all
+    else over dp and cp."""
     dtype, stage = DTYPES[config.precision], config.zero_stage
     if config.ep > 1 and isinstance(module, Block):
         assert isinstance(module.mlp, MixtureOfExperts)
@@ -207,8 +215,9 @@ def parallelize_own(
     *,
     tied_group: dist.ProcessGroup | None,
 ) -> ParallelModel:
-    """Makes this rank's stages and their gradient synchronization; no rank waits for another. `built`: the whole model; it is used up. `tied_group`: of
-    the first and the last pipeline rank."""
+    """Makes this rank's stages and their gradient synchronization; no rank waits for another.
+    `built`: the whole model; it is used up. `tied_group`: of the first and the last pipeline
+    rank."""
     config = request.config
     shared = aliases(built.model)
     numbers = range(mesh.pp, config.pp * config.virtual_stages, config.pp)
@@ -256,7 +265,8 @@ def _parallelize_stage(
     mesh: Mesh,
     device: torch.device,
 ) -> frozenset[str]:
-    """Applies the config to the stage. Returns the names of whole weights whose gradients are parts of a sum over tp."""
+    """Applies the config to the stage. Returns the names of whole weights whose gradients are parts
+    of a sum over tp."""
     config, peft = request.config, request.workload.peft
     dtype = DTYPES[config.precision]
     partial: frozenset[str] = frozenset()
@@ -281,7 +291,8 @@ def _parallelize_stage(
     if config.compile:
         apply_compile(stage.layers.values())
 
-    # last: FSDP puts its hooks around everything above, and moves each block to the device before the next one
+    # last: FSDP puts its hooks around everything above, and moves each block to the device before
+    # the next one
     if config.zero_stage >= 2:
         shard = functools.partial(
             shard_module, mesh=mesh.shards_of("dp_cp"), stage=config.zero_stage, dtype=dtype
@@ -291,8 +302,9 @@ def _parallelize_stage(
         if config.pp == 1:
             shard(stage.module, cast_inputs=True)
         else:
-            # torch's schedules tell a stage when its last backward pass ends, and part of a class is run without the class's own forward pass.
-            # The loss sees the inputs too, so that they stay as they are: autocast takes care of the first products.
+            # torch's schedules tell a stage when its last backward pass ends, and part of a class
+            # is run without the class's own forward pass. The loss sees the inputs too, so that
+            # they stay as they are: autocast takes care of the first products.
             shard(stage)
     if any(tensor.device.type != device.type for tensor in (*stage.parameters(), *stage.buffers())):
         stage.to(device)  # torch refuses to move fake tensors, also to where they are
@@ -311,14 +323,16 @@ def _attention(stage: OwnStage) -> list[nn.Module]:
 
 
 def adapted(built: BuiltModel, peft: Peft) -> dict[str, nn.Linear]:
-    """The projections beside which adapters stand: all of the blocks (of the model, where it has none), or those of their attention."""
+    """The projections beside which adapters stand: all of the blocks (of the model, where it has
+    none), or those of their attention."""
     blocks = block_names(built)
     inside = attention_modules(built.model, blocks) if peft.targets == "attention" else blocks
     prefixes = tuple(f"{name}." for name in inside)
     linears = {
         name: module
         for name, module in built.model.named_modules()
-        # the router is no part of what is adapted: it chooses, and a choice has no gradient of its own
+        # the router is no part of what is adapted: it chooses, and a choice has no gradient of its
+        # own
         if type(module) is nn.Linear
         and not name.endswith("router")
         and (not blocks or name.startswith(prefixes))
@@ -337,7 +351,8 @@ GATHERED = ("colwise_gather_output", "colwise_rep")
 
 
 def whole_plan(built: BuiltModel) -> dict[str, Any]:
-    """The style of each module of a whole model that is cut: a projection that is tied to an embedding is cut over the vocabulary, and so is that."""
+    """The style of each module of a whole model that is cut: a projection that is tied to an
+    embedding is cut over the vocabulary, and so is that."""
     plan = dict(planned(built))
     for other, first in aliases(built.model).items():
         names = other.rpartition(".")[0], first.rpartition(".")[0]
@@ -348,7 +363,8 @@ def whole_plan(built: BuiltModel) -> dict[str, Any]:
 
 
 def apply_plan(module: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh) -> frozenset[str]:
-    """Cuts the weights of what a stage holds of the module, in place. Returns the names of whole weights whose gradients are parts of a sum over tp."""
+    """Cuts the weights of what a stage holds of the module, in place. Returns the names of whole
+    weights whose gradients are parts of a sum over tp."""
     shared = aliases(module)
     partial: set[str] = set()
     held = dict(module.named_modules())

@@ -5,7 +5,8 @@
     interleaved_1f1b         the same with `virtual_stages` stages per rank (there, section 2.2.2)
     interleaved_zero_bubble  weight gradients are computed later, in the bubble (Qi et al. 2024, arXiv:2401.10241, ZB1P)
 
-The schedules are torch's. Stage i sits on rank i mod pp. The shapes of the tensors that stages send are given beforehand, so that no step has to infer them.
+The schedules are torch's. Stage i sits on rank i mod pp. The shapes of the tensors that stages send
+are given beforehand, so that no step has to infer them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Pipeline:
             )
 
     def step(self, inputs: Any, targets: Any) -> list[Tensor]:
-        """Forward and backward of all micro-batches; the losses of each, on the rank of the last stage (empty elsewhere)."""
+        """Forward and backward of all micro-batches; the losses of each, on the rank of the last
+        stage (empty elsewhere)."""
         losses: list[Tensor] = []
         args, kwargs, target = self._task.fed(
             inputs, targets, is_first=self._is_first, is_last=self.is_last

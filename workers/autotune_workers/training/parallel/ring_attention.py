@@ -1,12 +1,15 @@
-"""Ring attention: keys and values go round the context-parallel ranks while each rank attends to those that it has (Liu et al. 2023, arXiv:2310.01889).
+"""Ring attention: keys and values go round the context-parallel ranks while each rank attends to
+those that it has (Liu et al. 2023, arXiv:2310.01889).
 
     c positions of a chunk (s / 2 cp)    q (b, a, 2 c, d), k and v (b, k, 2 c, d) of a rank: chunks r and 2 cp - 1 - r    lse (b, a, c) log-sum-exp
 
-A rank never holds the keys and values of more than two ranks. The results of two sets of keys are joined by their log-sum-exps, and the
-backward pass of each block of scores needs only its share of the final one (Dao 2023, arXiv:2307.08691, sections 3.1.1 and 3.1.2). The
-gradients of keys and values travel with them and are home after a whole round.
+A rank never holds the keys and values of more than two ranks. The results of two sets of keys are
+joined by their log-sum-exps, and the backward pass of each block of scores needs only its share of
+the final one (Dao 2023, arXiv:2307.08691, sections 3.1.1 and 3.1.2). The gradients of keys and
+values travel with them and are home after a whole round.
 
-Blocks run in torch's flash kernels, which on a GPU know 16-bit numbers only; in fp32 a GPU makes each block's scores.
+Blocks run in torch's flash kernels, which on a GPU know 16-bit numbers only; in fp32 a GPU makes
+each block's scores.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The same round, in which each block adds to the gradients of its queries and of its keys and values."""
+        """The same round, in which each block adds to the gradients of its queries and of its keys
+        and values."""
         q, k, v, out, lse = ctx.saved_tensors
         of_q = torch.zeros_like(q, dtype=torch.float32)
         pair = torch.stack((k, v))
@@ -107,7 +111,8 @@ def _round(group: dist.ProcessGroup) -> Iterator[tuple[int, bool]]:
 
 
 def _blocks(group: dist.ProcessGroup, source: int, chunk: int) -> Iterator[Block]:
-    """The blocks of scores of this rank's queries and the keys of `source` that causality leaves."""
+    """The blocks of scores of this rank's queries and the keys of `source` that causality
+    leaves."""
     last = 2 * group.size() - 1
     for i, mine in enumerate((group.rank(), last - group.rank())):
         for j, theirs in enumerate((source, last - source)):
@@ -131,9 +136,11 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tens
 def attend_block_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v (b, a, c, d), given that of the results. `out` and `lse` are those of all keys: the block adds its part.
+    """Gradients of q, k and v (b, a, c, d), given that of the results. `out` and `lse` are those of
+    all keys: the block adds its part.
 
-    With P = exp(S - lse): dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K and dK = dS^T Q, both times the scale of the scores.
+    With P = exp(S - lse): dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K and dK = dS^T
+    Q, both times the scale of the scores.
     """
     if _has_flash(q):
         return flash_attention_backward(grad, q, k, v, out, lse.contiguous(), causal=causal)

@@ -1,10 +1,13 @@
-"""Tensor parallelism: each matrix of a stage is sharded over the `tp` axis as a DTensor (Shoeybi et al. 2019, arXiv:1909.08053).
+"""Tensor parallelism: each matrix of a stage is sharded over the `tp` axis as a DTensor (Shoeybi et
+al. 2019, arXiv:1909.08053).
 
     column cut   wq wk wv up gate output      row cut   wo down (their outputs are summed) and the embedding (over the vocabulary)
 
-With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) the residual stream and the norms hold only s / tp positions: the
-sum after a row cut becomes a reduce-scatter, the entry of attention and MLP an all-gather. The logits stay cut over the vocabulary, and
-the loss is taken on the cut. Without sequence parallelism, norms and position embeddings are plain tensors, equal on all tp ranks.
+With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) the residual stream and the
+norms hold only s / tp positions: the sum after a row cut becomes a reduce-scatter, the entry of
+attention and MLP an all-gather. The logits stay cut over the vocabulary, and the loss is taken on
+the cut. Without sequence parallelism, norms and position embeddings are plain tensors, equal on all
+tp ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from autotune_workers.training.torch_internals import local_shape_and_offset
 def apply_tensor_parallel(
     stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool
 ) -> None:
-    """Turns the stage's weights into DTensors over `mesh` and puts the collectives around its modules. The weights may be on the meta device."""
+    """Turns the stage's weights into DTensors over `mesh` and puts the collectives around its
+    modules. The weights may be on the meta device."""
     stream = Shard(1) if sequence_parallel else Replicate()
     for block in stage.layers.values():
         _cut_block(block, mesh, stream)
@@ -110,7 +114,8 @@ def _cut_positions(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a whole weight that this rank keeps of `parameter` (all of it, when that is no DTensor)."""
+    """The part of a whole weight that this rank keeps of `parameter` (all of it, when that is no
+    DTensor)."""
     if not isinstance(parameter, DTensor):
         return whole
     shape, offset = local_shape_and_offset(whole.shape, parameter.device_mesh, parameter.placements)
@@ -126,7 +131,8 @@ def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> VocabularySlice:
 
 
 def whole_stream(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The residual stream of all positions as a plain tensor (b, s, h), whose gradient is this rank's part of a sum over tp."""
+    """The residual stream of all positions as a plain tensor (b, s, h), whose gradient is this
+    rank's part of a sum over tp."""
     if not isinstance(x, DTensor):
         x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
     return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
