@@ -253,7 +253,7 @@ def work_line(fit: Fit) -> str:
     used = "" if active == run.num_parameters else f" ({format_count(active)} used per token)"
     return (
         f"{format_count(run.num_parameters)} parameters{used}, {format_count(run.rank_parameters)} on each rank; "
-        f"{format_count(float(run.flops))} FLOPs per micro-batch and rank, {format_count(flops)} per token, {ratio:.2f} times 6N"
+        f"{format_count(float(run.flops))} FLOPs per micro-batch on each rank, {format_count(flops)} per token, {ratio:.2f} times 6N"
     )
 
 

@@ -4,7 +4,7 @@ stability by parts.
 parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement, score of a trial, and the order it gives
 stability.py     the parts of stability, hard gates
 evidence.py      priors for what few steps tell                          run_noise.py     noise between runs of one config
-equal_tokens.py  loss at equal tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
+equal_tokens.py  loss at the same number of tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
 goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
 machine_level.py by which factor the machine was faster or slower in each trial
 explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front; where a config stands among all studies

@@ -1,4 +1,4 @@
-"""The loss at equal tokens: is a config's loss above the other configs' by more than the noise of
+"""The loss at the same number of tokens: is a config's loss above the other configs' by more than the noise of
 the data?
 
 For configs that saw other batches, or the same ones in another order, so that their losses cannot
@@ -8,7 +8,7 @@ be compared step by step.
     x, r     losses of the config that is judged   n        losses of a curve within the window
              and of another config                 p        progress: the place on r's axis of tokens at which a loss is compared
 
-1. *Where to compare.* p = s * min(B_x, B_r) for x, s * B_r for r: at equal tokens, but at equal steps where x has the larger batch. To reach
+1. *Where to compare.* p = s * min(B_x, B_r) for x, s * B_r for r: at the same number of tokens, but at equal steps where x has the larger batch. To reach
    a loss takes S = S_min (1 + B_noise / B) steps and E = E_min (1 + B / B_noise) samples (McCandlish et al. 2018, arXiv:1812.06162, eq. 2.7
    and appendix D): a larger batch never needs more steps, a smaller one never more tokens. So a healthy x is expected at or below r at p,
    whatever the two batches are. A larger batch that learns less from a token is no less stable; the objective `goodput` counts that.

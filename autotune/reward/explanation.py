@@ -334,7 +334,7 @@ def _shrunk(
         )
 
     shrunk, grown = moved(1, 3), moved(-1, 1)
-    how = source if tokens_ratio == 1 else f"{source}, at equal tokens"
+    how = source if tokens_ratio == 1 else f"{source}, at the same number of tokens"
     text = (
         [f"parts of the step that are shorter than the baseline's ({how}): {shrunk}"]
         if shrunk

@@ -116,10 +116,10 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         },
     ),
     "equal_tokens": StabilityPart(
-        label="loss at equal tokens",
+        label="loss at the same number of tokens",
         values={
             "excess": ScoredValue(
-                meaning="how far the loss exceeds the other configs' loss at equal tokens, minus noise, as a fraction of the other configs' loss",
+                meaning="how far the loss exceeds the other configs' loss at the same number of tokens, minus noise, as a fraction of the other configs' loss",
                 good=0.03,
                 bad=0.15,
             )

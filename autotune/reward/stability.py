@@ -12,7 +12,7 @@ The loss is held against that of an fp32 reference step by step only where all c
 see the same batches in the same order; the reference then has the same global batch and seed. What
 the data do is the reference's too: a loss that grows is compared with how the reference's grew, and
 a spike of the gradient norm at a step where the reference's stands out punishes nobody. Elsewhere
-the loss is held against that of the other configs at equal tokens, within the noise of the data
+the loss is held against that of the other configs at the same number of tokens, within the noise of the data
 (`equal_tokens.py`). The controller knows which (`Study.same_data`) and stores with the measurement
 what it is held against.
 """

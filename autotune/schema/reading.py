@@ -250,7 +250,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"unknown escape character",
-        "a backslash in double quotes begins an escape that YAML does not know",
+        "a backslash in double quotes begins an escape that YAML does not recognize",
         "use single quotes",
     ),
     (

@@ -387,7 +387,7 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     except ValueError:
         wrong = next(word for word in words if word and not re.fullmatch(r"[0-9.eE+]+", word))
         raise SpecError(
-            f"a length file must have one number of tokens per line, but one line is {wrong!r:.60}",
+            f"a length file must have one token count per line, but one line is {wrong!r:.60}",
             field=field,
         ) from None
     return located(field, lambda: Lengths.of(lengths))

@@ -9,14 +9,14 @@ study.
     post_training.py  PostTraining and rollouts                                        lengths.py   lengths of sequences as a distribution
     plain.py      values as plain JSON and back                                        checks.py    checks that values share
     runs/         trial.py  Trial, Failure, Reward, StandsFor                          trial_row.py  a trial as one row of a table
-                  measurement.py  Measurement, and its loss against other configs' at equal tokens
+                  measurement.py  Measurement, and its loss against other configs'
                   dry_run.py  DryRun, one rank of a job run without a GPU              versions.py   selecting measurements by software versions
                   observed.py  ObservedRun, a training run that users started themselves
     hugging_face/ shapes from a `config.json`: reading.py, and families, shapes, defaults; what an export carries over: figures.py
     texts/        quantities with units, figures as text, usual names of knobs, secrets
     catalog/      models and GPUs by name, one YAML file each; catalog_files.py reads them
 
-Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on first use.
+Quantities are in SI units and bytes; a name ends in its unit. Only the catalog does I/O, on first use.
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec

@@ -216,10 +216,10 @@ class ClusterSpec:
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ranks per domain for a job with `world` ranks. The job uses the same number of whole
-        nodes in each of its domains. With 64
-                or 256 nodes in domains of 18, the job uses 16 nodes in each domain,
-                so that no power-of-two group straddles domains (Slurm's `--segment=16`). If the number of
-                nodes has only small divisors, as with 37, the job uses as few domains as possible.
+        nodes in each of its domains. With 64 or 256 nodes in domains of 18, the job uses 16 nodes
+        in each domain, so that no power-of-two group straddles domains (Slurm's `--segment=16`).
+        If no suitable number divides the number of nodes, as with 37, the job uses as few domains
+        as possible.
         """
         if self.nodes_per_domain == 1:
             return np.full(np.shape(world), float(self.gpus_per_node))

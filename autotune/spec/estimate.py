@@ -2,8 +2,8 @@
 shape (N,) for N configs.
 
 Times are for one optimizer step on the slowest pipeline stage. The time parts add up to
-`step_time_s`, the memory parts to `peak_memory_bytes`. Only *exposed* communication is a part:
-communication that overlaps with compute takes no time.
+`step_time_s`, the memory parts to `peak_memory_bytes`. Only *exposed*
+communication counts: communication that overlaps with compute takes no time.
 """
 
 from __future__ import annotations

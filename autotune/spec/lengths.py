@@ -93,11 +93,11 @@ class Lengths:
     def of_percentiles(
         cls, percentiles: Mapping[float, float], mean: float | None = None
     ) -> Lengths:
-        """The distribution with these lengths by percentile (0: shortest, 100: longest), and with
-        `mean` if it is not None.
-                Raises
-        `SpecError` for decreasing percentiles, and for a mean that is impossible with these
-        percentiles.
+        """The distribution with these lengths at these percentiles (0: shortest, 100: longest),
+        and with this mean unless it is None.
+
+        Raises `SpecError` for decreasing percentiles, and for a mean that is impossible with
+        them.
         """
         if not percentiles or set(percentiles) == {_HIGHEST}:
             if mean is None:

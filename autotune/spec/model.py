@@ -196,7 +196,7 @@ class ModelSpec(Plain):
 
     @property
     def shared_parameters(self) -> int:
-        """Weights of one layer's shared experts; 0 without shared experts."""
+        """Number of weights in one layer's shared experts; 0 without shared experts."""
         return self._mlp(self.shared_ffn_hidden_size) if self.shared_ffn_hidden_size else 0
 
     @property

@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 TRIALS = (
-    "A study's trials narrow the intervals of its other configs. A study is one workload: one model on one number of GPUs of a cluster, with one global batch. After some trials, each pair of columns shows the",
+    "A study's trials narrow the intervals of its other configs. A study is one workload: one model on a fixed number of GPUs of a cluster, with one global batch. After some trials, each pair of columns shows the",
     "share of the study's other rows in the interval, and their median error:",
     "",
     "- *After 1, 3*: trials drawn from the rows that take at most twice as long as the best. *Studies*: those with more rows than trials.",

@@ -1,4 +1,4 @@
-"""Losses of configs that saw other batches are compared at equal tokens, within the noise of the
+"""Losses of configs that saw other batches are compared at the same number of tokens, within the noise of the
 data."""
 
 from __future__ import annotations

@@ -168,7 +168,9 @@ def test_steps_of_unlike_batches_are_compared_at_equal_tokens() -> None:
         profiles=profiles,
     )
     (line,) = (line for line in found.text if "are shorter" in line)
-    assert line.endswith("(profiled, at equal tokens): optimizer from 200 ms to 100 ms")
+    assert line.endswith(
+        "(profiled, at the same number of tokens): optimizer from 200 ms to 100 ms"
+    )
 
 
 def test_a_goodput_is_explained_by_the_noise_scale() -> None:

@@ -1,4 +1,4 @@
-"""Commands about studies as jobs: submit, list, status, watch, logs, pause, resume, stop, cancel."""
+"""Commands that run studies as jobs: submit, list, status, watch, logs, pause, resume, stop, cancel."""
 
 from __future__ import annotations
 

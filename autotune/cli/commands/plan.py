@@ -493,7 +493,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     if predicted.stall_probability > 0:
         out.print(
-            f"stalls    {float(predicted.stall_probability):.0%} chance that sends between stages on different nodes stall; a stalled step takes "
+            f"stalls    {float(predicted.stall_probability):.0%} chance of a stall when stages on different nodes exchange activations; a stalled step takes "
             f"{format_duration(float(predicted.stalled_step_time_s))}"
         )
     out.print(

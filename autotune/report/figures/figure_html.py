@@ -90,7 +90,10 @@ MISSING: Mapping[str, tuple[str, str]] = {
         "a predicted trial whose trainer reports peak memory",
     ),
     "timeline": ("Trials on ranks", "a trial that has started"),
-    "loss_reference": ("Loss against the reference", "a best trial whose trainer reports losses"),
+    "loss_reference": (
+        "Loss against the reference",
+        "at least one measured trial whose trainer reports losses",
+    ),
 }
 """(title, what it needs) by the figure's name"""
 

@@ -171,7 +171,7 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
         title="Trials across the knobs",
         shows=f"Every trial as a line across the varying knobs, ending at its tokens per second.{more}"
         + left_out(len(shown), len(trials)),
-        how_to_read="Each line is a trial, and crosses each axis at the value in its config. Stronger lines are faster, and the thick line is the best trial. Dashed red lines failed and end at the bottom. A value where fast lines meet is good.",
+        how_to_read="Each line is a trial, and crosses each axis at the value in its config. Stronger lines are faster, and the thick line is the best trial. Dashed red lines failed and end at the bottom. A value that many strong lines cross is good.",
         svg=parallel_axes(
             [*axes, UprightAxis(name="tokens/s", values=[format_count(v) for v in ends])],
             items,

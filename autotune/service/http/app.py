@@ -41,7 +41,7 @@ SWITCH_S = 0.0005
 """time after which a thread that computes (a plan) lets others run; with Python's 5 ms, a request
 that reads the store ten times waits 50 ms beside it"""
 DESCRIPTION = """Find the fastest stable configuration for training a model on a cluster, in about ten short real trials.
-Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
+Every error is `{error: {kind, message, field, remedy}}`. Quantities are in SI units, sizes in bytes, and times in UTC."""
 
 
 def create_app(

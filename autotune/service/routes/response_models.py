@@ -44,7 +44,7 @@ class ErrorBody(Answer):
     remedy: str = Field(examples=["did you mean model?"])
     problems: list[SpecProblem] = Field(
         default=[],
-        description="all errors in the text of a spec, in order; absent for other errors",
+        description="the errors in a spec's text, in order; absent if the failure is not a spec error",
     )
 
 

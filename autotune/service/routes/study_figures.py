@@ -42,7 +42,7 @@ class MissingFigure(Answer):
 
     name: str = Field(examples=["loss_reference"])
     title: str = Field(examples=["Loss against the reference"])
-    needs: str = Field(examples=["a best trial whose trainer reports losses"])
+    needs: str = Field(examples=["at least one measured trial whose trainer reports losses"])
 
 
 class FigureList(Answer):

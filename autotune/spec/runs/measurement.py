@@ -74,7 +74,7 @@ class Measurement(Plain):
     """gradient norms of the fp32 reference, or else of the baseline, on the same data; spikes that
     also occur here are caused by the data"""
     loss_comparison: LossComparison | None = None
-    """the loss at equal tokens compared with other configs, if configs do not train on the same
+    """the loss at the same number of tokens compared with other configs, if configs do not train on the same
     data"""
     time_from: str = ""
     """source of the step times: `log` (times that the program printed), `rate` (printed rates) or
@@ -234,7 +234,7 @@ def _back(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossComparison:
-    """The loss compared with other configs at equal tokens."""
+    """The loss compared with other configs at the same number of tokens."""
 
     excess: float
     """loss of this trial minus the others' loss; negative if this trial is better"""

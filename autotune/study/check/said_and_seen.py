@@ -43,7 +43,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         said=workload.optimizer,
         seen=facts.optimizers,
         agrees=None if found is None else found == workload.optimizer,
-        remedy="fix workload.optimizer, which determines the memory of the optimizer states",
+        remedy="correct workload.optimizer, which determines the memory for optimizer states",
         fix=None if found is None else ("workload.optimizer", found),
     )
     yield from knob_rows(config, facts)

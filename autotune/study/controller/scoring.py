@@ -6,7 +6,7 @@ baseline, where it is fp32 (it costs nothing more), else a reference trial of th
 study. Every global batch has its own: after as many steps, or as many tokens, another batch is at
 another loss for good reasons. A trainer whose configs do not see the same batches in the same order
 (`Study.same_data`) has no such reference: there a loss is held against those of the other configs
-at equal tokens. Only trials that have ended before are looked at, and the comparison is stored with
+at the same number of tokens. Only trials that have ended before are looked at, and the comparison is stored with
 the measurement, so that no later trial changes a score.
 """
 
@@ -34,7 +34,7 @@ HOPELESS = 0.99
 """above this predicted probability of running out of memory a guess of the user is not tried
 either"""
 FOUND_WORSE = 0.5
-"""a trial whose loss at equal tokens scores less is not what other losses are held against"""
+"""a trial whose loss at the same number of tokens scores less is not what other losses are held against"""
 SURELY_TOO_BIG = 0.95
 """above this predicted probability of running out of memory the baseline is not tried"""
 

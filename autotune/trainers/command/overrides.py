@@ -187,7 +187,7 @@ def _expressions(value: Any) -> Iterator[Expression]:
     elif isinstance(value, Mapping):
         if len(value) != 1 or not isinstance(next(iter(value.values())), Mapping):
             raise SpecError(
-                f"a mapping must have one knob, with the value to write for each of the knob's values, but is {value!r:.80}",
+                f"a mapping must name one knob and give the text to write for each of its settings, but is {value!r:.80}",
                 remedy="use a mapping like {precision: {bf16: true, fp32: false}}",
             )
         yield from parse(f"{{{next(iter(value))}}}").expressions
