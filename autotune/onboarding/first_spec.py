@@ -44,7 +44,6 @@ from autotune.onboarding.post_training_launch import (
 )
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
-from autotune.onboarding.script.written_arguments import CONSTANTS
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.program import settings_program
 from autotune.schema import parse_study
@@ -238,7 +237,7 @@ def _first_draft(
             place = Place(cluster)
             ranks = "" if cluster is None or place.is_spread else f" --nproc-per-node {place.ranks}"
             starts = {"torchrun": f"torchrun{ranks}", "accelerate": "accelerate launch"}
-            launcher = script.launcher if script.written.parser == CONSTANTS else "torchrun"
+            launcher = "torchrun" if script.written.of else script.launcher
             started = started_by(f"{starts.get(launcher, launcher)} {shlex.quote(path.name)}")
             assert started is not None
             return started_draft(started, path, place, model=model, folder=folder, said=said)

@@ -8,6 +8,8 @@ import pytest
 
 from autotune.onboarding.first_spec import first_draft
 from autotune.reviews import review
+from autotune.space import SearchSpace
+from tests.onboarding.drafting import loaded
 
 PROGRAM = """import argparse, torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy, fully_shard
@@ -130,12 +132,36 @@ def test_what_accelerate_accumulates(tmp_path: Path, code: str, steps: int) -> N
     found = review(path, cluster="h100-sxm-1x8")
     assert found.config is not None
     assert (found.config.accumulation_steps, found.config.global_batch_size) == (steps, 16 * steps)
-    fixed = (
-        first_draft(path, cluster="h100-sxm-1x8", folder=tmp_path)
-        .document["trainer"]
-        .get("fixed", {})
-    )
-    assert fixed.get("accumulation_steps", 1) == steps
+
+
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        (
+            "accelerator = Accelerator(gradient_accumulation_steps=4)",
+            "Accelerator.gradient_accumulation_steps",
+        ),
+        ("ACCUM_STEPS = 4\nAccelerator(gradient_accumulation_steps=ACCUM_STEPS)", "ACCUM_STEPS"),
+    ],
+)
+def test_each_micro_batch_has_the_accumulation_of_the_batch(
+    tmp_path: Path, code: str, place: str
+) -> None:
+    draft = first_draft(program(tmp_path, code), cluster="h100-sxm-1x8", folder=tmp_path)
+    document = draft.document
+    assert document["trainer"]["overrides"]["train.py"] == {place: "{accumulation_steps}"}
+    assert "accumulation_steps" not in {*document["space"], *document["trainer"].get("fixed", {})}
+    study = loaded(draft, tmp_path)
+    batches = {config.micro_batch_size for config in SearchSpace.of_study(study)}
+    assert batches == set(document["space"]["micro_batch_size"]) == {1, 2, 4, 8}
+
+
+def test_a_fixed_accumulation_says_that_one_micro_batch_is_valid(tmp_path: Path) -> None:
+    code = "accum_steps = 4\nAccelerator(gradient_accumulation_steps=accum_steps * 1)"
+    draft = first_draft(program(tmp_path, code), cluster="h100-sxm-1x8", folder=tmp_path)
+    said = "accumulation_steps is always 4 (line 11), so a batch of 64 allows one micro-batch"
+    assert f"# {said}" in draft.text
+    assert any(said in note and "trainer.overrides" in note for note in draft.notes)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,17 @@ def script_draft(
         notes.append(
             f"{NOT_COUNTED}sharding under a condition or in a module that {script.name} imports, planned as no sharding; if {script.name} shards, {NEEDS_LESS}"
         )
-    notes += filter(None, (_one_config(today), _what_is_not_printed(script, metrics)))
+    if why_one := _one_config(today):
+        tell = (
+            "move accumulation_steps from trainer.fixed to trainer.overrides"
+            if "accumulation_steps" in found.fixed
+            else "write {accumulation_steps} as the value of the accumulation option in trainer.argv"
+        )
+        notes.append(
+            f"{why_one}: list the possible batches under workload.global_batch_size, or {tell}"
+        )
+    if unprinted := _what_is_not_printed(script, metrics):
+        notes.append(unprinted)
     if dropped := left_out(found, place):
         notes.append(
             f"trials omit {', '.join(dropped)}, because autotune starts their ranks; if trials need one of these words, add it to trainer.argv before the program"
@@ -160,7 +170,7 @@ def script_draft(
             shape,
             where,
             workload,
-            Entry(key="space", value=_space(today)),
+            _space_entry(today),
             baseline,
             Entry(key="trainer", parts=trainer),
             runner,
@@ -354,15 +364,22 @@ def _space(today: LaunchToday) -> dict[str, Any]:
 
 
 def _one_config(today: LaunchToday) -> str:
-    """What to do where the batch leaves one micro-batch alone, because no option accumulates; empty
-    elsewhere."""
-    batch, found = today.batch[0], today.found
-    if not today.micro_batch_size or found.accumulates or not isinstance(batch, int):
+    """Why the batch leaves one micro-batch alone: no option accumulates, or the text accumulates a
+    fixed number; empty elsewhere."""
+    batch, found, steps = today.batch[0], today.found, "accumulation_steps"
+    is_free = found.accumulates and steps not in found.fixed
+    if not today.micro_batch_size or is_free or not isinstance(batch, int):
         return ""
-    return (
-        f"no accumulation option of {found.script.name} was recognized, so a batch of {batch} allows one micro-batch for each number of ranks: "
-        "list the possible batches under workload.global_batch_size, or write {accumulation_steps} as the value of the accumulation option in trainer.argv"
-    )
+    why = f"no accumulation option of {found.script.name} was recognized"
+    if steps in found.fixed:
+        why = f"{steps} is always {found.fixed[steps]} ({found.where(steps) or 'as launched'})"
+    return f"{why}, so a batch of {batch} allows one micro-batch for each number of ranks"
+
+
+def _space_entry(today: LaunchToday) -> Entry:
+    space, why = _space(today), _one_config(today)
+    is_choice = len(space.get("micro_batch_size", ())) > 1
+    return Entry(key="space", value=space, comment=why if is_choice else "")
 
 
 def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:

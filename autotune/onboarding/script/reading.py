@@ -246,6 +246,8 @@ def read_script(
     unread = unread_arguments(own) if is_own and options and written is None else ""
     if options and written is not None and not written.adds_to(options):
         written = None
+    if options and written is None and is_own and not unread:
+        written = written_constants(own, parser, options)
     return Script(
         name=name,
         options=options,

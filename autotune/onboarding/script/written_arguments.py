@@ -29,6 +29,7 @@ from typing import Any
 
 from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.library_options import (
+    ACCUMULATION,
     LIGHTNING_TRAINER,
     MICRO_BATCH,
     TRAINER_ARGUMENTS,
@@ -393,16 +394,27 @@ def _type_of(said: ast.expr) -> str:
     return "bf16" if is_switched else "?"
 
 
-CONSTANTS = "constants"
-"""stands for a parser where the text sets its values by itself"""
+_ACCELERATOR = "Accelerator"
+_OF_ACCELERATOR = f"{_ACCELERATOR}.{ACCUMULATION}"
 _KNOBS = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size"})
 """without one of them nothing can be tuned"""
 
 
-def written_constants(text: Text) -> Written | None:
+def written_constants(
+    text: Text, parser: str = "constants", options: Sequence[ScriptOption] = ()
+) -> Written | None:
     """What it sets once, to a literal, by a name that stands for a knob or a figure of the
-    workload; None where no batch is among them."""
+    workload; None where no batch is among them. Beside options of a micro-batch and none of the
+    whole batch: the accumulation that it gives accelerate's `Accelerator`. `parser`: what reads the
+    options."""
+    told = {meaning.target for each in options if (meaning := meaning_of(each)) is not None}
+    if options and told & _KNOBS != {"micro_batch_size"}:
+        return None
     found = {place: option for node in text.nodes for place, option in _set_by(node)}
+    if options:
+        given = (keywords_of(call).get(ACCUMULATION) for call in text.calls(_ACCELERATOR))
+        own = {_OF_ACCELERATOR, *(ast.unparse(node) for node in given if node is not None)}
+        found = {place: option for place, option in found.items() if place in own}
     names = Counter(option.name for option in found.values())
     places = {}
     for place, option in found.items():
@@ -412,13 +424,13 @@ def written_constants(text: Text) -> Written | None:
     meanings = {name: meaning_of(option) for name, (_, option) in places.items()}
     if not _KNOBS & {meaning.target for meaning in meanings.values() if meaning}:
         return None
-    options = [option for _, option in places.values()]
+    found_options = [option for _, option in places.values()]
     return Written(
-        options=tuple(replace(option, default=None) for option in options),
-        values={option.name: option.default for option in options},
-        lines={option.name: option.line for option in options},
+        options=tuple(replace(option, default=None) for option in found_options),
+        values={option.name: option.default for option in found_options},
+        lines={option.name: option.line for option in found_options},
         workload={},
-        parser=CONSTANTS,
+        parser=parser,
         elsewhere={name: (place,) for name, (place, _) in places.items()},
     )
 
@@ -426,15 +438,19 @@ def written_constants(text: Text) -> Written | None:
 def _set_by(node: ast.AST) -> list[tuple[str, ScriptOption]]:
     """(place, the option that it is read as)"""
     target: ast.expr | None = None
+    said = getattr(node, "value", None)
     if isinstance(node, ast.Assign):
         target = node.targets[0]
     elif isinstance(node, ast.AnnAssign):
         target = node.target
+    elif isinstance(node, ast.Call) and called_name(node) == _ACCELERATOR:
+        said = keywords_of(node).get(ACCUMULATION)
+        target = ast.parse(_OF_ACCELERATOR, mode="eval").body
     if not isinstance(target, ast.Name | ast.Attribute):
         return []
-    value = literal_or_none(getattr(node, "value", None))
+    value = literal_or_none(said)
     if not isinstance(value, bool | int | str):
         return []
     name = target.id if isinstance(target, ast.Name) else target.attr
-    option = replace(option_of(name, kind_of(value), value), line=target.lineno)
+    option = replace(option_of(name, kind_of(value), value), line=getattr(said, "lineno", 0))
     return [(ast.unparse(target), option)] if meaning_of(option) is not None else []
