@@ -362,7 +362,7 @@ def offloaded_weights(started: Started, base: Path) -> str:
     return "fsdp_offload_params" if any(each in ON for each in by_fsdp) else ""
 
 
-MAY_SHARD = ", which needs the most memory"
+MAY_SHARD = ", which needs the most memory; add the file, because its stage decides the memory"
 """how the words on a file end that may shard what is counted as whole"""
 UNREAD = "not read: "
 """how such words begin"""

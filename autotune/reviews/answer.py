@@ -170,6 +170,8 @@ class Danger(Plain):
     """line of the launch, where one says it"""
     file: str = ""
     """its file"""
+    makes_fit: bool = False
+    """whether it says what would make the launch fit"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

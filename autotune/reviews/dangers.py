@@ -61,7 +61,7 @@ def dangers_of(
             and (words := _without_sharding(workload, config, predicted, is_lower_bound))
             is not None
         ):
-            yield Danger(text=words)
+            yield Danger(text=words, makes_fit=not is_lower_bound)
         yield from _of_the_config(texts, workload, config, predicted, is_lower_bound)
     for name, text in texts.items():
         yield from _of_flags(name, text, workload)

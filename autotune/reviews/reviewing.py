@@ -198,6 +198,7 @@ def _review(
         assumed=(
             *assumed,
             *_of_ranks(found, study, config, other_ranks),
+            *_of_a_plain_start(found, study, config),
             *workload.assumptions,
         ),
         study=study,
@@ -301,6 +302,13 @@ def _of_ranks(
     is_one_process = found.started is not None and found.started.launcher == "python"
     if is_one_process and loop in _STARTS_MORE and "CUDA_VISIBLE_DEVICES" not in _code(found):
         yield _STARTS_MORE[loop]
+
+
+def _of_a_plain_start(found: Target, study: Study, config: ParallelConfig) -> Iterator[str]:
+    """How a script is started of which only its text is given."""
+    is_script = found.name.endswith(".py") and study.workload.trainer == "command"
+    if is_script and config.dp > 1 and config.zero_stage == 0:
+        yield f"each rank holds the whole model, as with DDP, because {found.name} does not shard by itself; to review a launch that shards it, run autotune review -- COMMAND"
 
 
 def _other_ranks(

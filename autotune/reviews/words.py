@@ -242,11 +242,17 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         more = review.best_gain - 1.0
         if review.fits is False and not review.if_out_of_memory and not review.trials:
-            yield "no edit makes the launch fit with these ranks and this batch; set knobs that the launch does not set, or use more GPUs"
+            yield (
+                "no edit of what the launch sets makes it fit, but sharding does (see the first warning)"
+                if any(each.makes_fit for each in review.warnings)
+                else "no edit makes the launch fit with these ranks and this batch; set knobs that the launch does not set, or use more GPUs"
+            )
         elif review.trials:
             yield "no edit is certain both to fit and to be faster; try these edits, and keep those that are faster:"
         elif more >= 0.03:
             yield f"no edit is certain to be faster (the best guess is {format_gain(review.best_gain)}, but its interval includes losses); run a trial, or add --measured"
+        elif review.fits is None and review.is_upper_bound:
+            yield "no edit that surely fits gains 3% or more; whether the launch fits depends on what is assumed above"
         else:
             yield "no edit gains 3% or more"
     elif len(review.edits) > 1:

@@ -41,6 +41,14 @@ torchrun --nproc_per_node=8 run_clm.py \\
     --block_size 4096 \\
     --bf16 True --max_steps 1000 --output_dir out 2>&1 | tee log.txt
 """
+SCRIPT_ALONE = """import argparse
+from accelerate import Accelerator
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size", type=int, default=1)
+parser.add_argument("--seq_len", type=int, default=4096)
+args = parser.parse_args()
+Accelerator(gradient_accumulation_steps=8)
+"""
 TITAN = """[job]
 dump_folder = "./outputs"
 [model]
@@ -867,6 +875,7 @@ REVIEWED = {
         A100,
         Said(
             fits=(False,),
+            lines=("no edit of what the launch sets makes it fit, but sharding does",),
             warnings=(
                 "if FSDP or ZeRO 3 shards these across 8 ranks with full recomputation and a micro-batch of 1, a rank needs",
             ),
@@ -883,6 +892,22 @@ REVIEWED = {
             ("ds_zero3.json", "ZeRO stage 3 is assumed, as the file's name says"),
         )
     },
+    "a file that is not there decides whether the launch fits": Reviewed(
+        {
+            "train.sh": f"torchrun --nproc-per-node 8 {LLAMA2} --gradient_accumulation_steps 8 --bf16 --block_size 4096 --output_dir out --deepspeed ds.json\n"
+        },
+        A100,
+        Said(
+            fits=(None,),
+            assumed=("ds.json was not found, so ZeRO stage 0 is assumed", "add the file, because"),
+            lines=("may not fit", "no edit that surely fits gains 3% or more; whether"),
+        ),
+    ),
+    "a script alone is taken to shard nothing": Reviewed(
+        {"train.py": SCRIPT_ALONE},
+        {"cluster": "h100-sxm-1x8", "model": "qwen2.5-7b"},
+        Said(assumed=("each rank holds the whole model, as with DDP",), config={"zero_stage": 0}),
+    ),
     **{
         f"a file of the launch that is there is read: {file}": Reviewed(
             {"train.sh": f"{BY_DEEPSPEED}{file}\n", file: '{"zero_optimization": {"stage": 2}}'},
