@@ -296,6 +296,7 @@ def test_a_short_study_without_predictions_measures_the_default_config_again_and
     assert said.startswith(
         "The baseline's median step ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search"
     )
+    assert said.endswith("Speeds are corrected to the machine's speed at the start of the study.")
     # history has the figures of the tables: at the machine's speed in the search
     finals = {f["number"]: f["tokens_per_s"] for f in world.end.result["finals"]}
     assert finals[0] == pytest.approx(2560, rel=0.01)

@@ -11,6 +11,9 @@ from autotune.spec import Trial, TrialPurpose
 from autotune.spec.runs.trial import trial_numbers
 from autotune.study.controller.finals.rounds import at_start, gained
 
+CORRECTED = "Speeds are corrected to the machine's speed at the start of the study"
+"""what every figure of a study is (`autotune.results.config_figures`)"""
+
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
     """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (baseline: 1,210 -> 310
@@ -46,10 +49,7 @@ def changes_in_words(
     if default is not None and default.measurement is not None:
         is_final = default.measurement is not by_number[default.number].measurement
         shown = at_start(default, trials) if is_final else default
-        said.append(
-            "Speeds are corrected to the machine's speed at the start of the study "
-            f"(baseline: {tokens_per_s(shown):,.0f} tokens/s)."
-        )
+        said.append(f"{CORRECTED} (baseline: {tokens_per_s(shown):,.0f} tokens/s).")
     again = asked_again(trials)
     if again:
         said.append(
@@ -82,9 +82,7 @@ def since_search_in_words(
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
     said = f"The baseline's median step ran at about {found}. The machine changed, or other jobs used it."
-    return [
-        f"{said} The speedup uses only the final rounds; the tokens/s were measured during the search."
-    ]
+    return [f"{said} {CORRECTED}."]
 
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:
