@@ -22,6 +22,8 @@ best of many measurements is too good on average (the winner's curse). Any other
 ratio of its one measurement. So the winner's tokens/s are the default config's times the speedup,
 wherever they stand.
 
+The peak memory of a config is the highest of all its runs, so each trial of the search shows that.
+
 Without a measured baseline nothing can be related, and measurements stand as they are. The store
 keeps what was measured.
 """
@@ -29,11 +31,11 @@ keeps what was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.reward import moved, slowed, tokens_per_s
-from autotune.spec import Trial, TrialPurpose
+from autotune.spec import ParallelConfig, Trial, TrialPurpose
 from autotune.study.controller import Winner
 from autotune.study.controller.finals.rounds import (
     at_start,
@@ -74,6 +76,7 @@ def with_figures(
             shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
         else:
             shown[t.number] = _relative_to(default, t, stability_weight)
+    shown = _at_highest_peak(shown)
     return (
         replace(
             winner,
@@ -83,6 +86,20 @@ def with_figures(
         ),
         tuple(shown.values()),
     )
+
+
+def _at_highest_peak(shown: Mapping[int, Trial]) -> dict[int, Trial]:
+    """The trials, each with the highest peak memory of its config's runs; finals keep their own."""
+    peaks = dict[ParallelConfig, float]()
+    for t in shown.values():
+        if t.is_measured and t.peak_memory_bytes is not None:
+            peaks[t.config] = max(t.peak_memory_bytes, peaks.get(t.config, 0.0))
+    return {
+        t.number: replace(t, measurement=replace(t.measurement, peak_memory_bytes=peaks[t.config]))
+        if t.measurement is not None and t.config in peaks and t.purpose is not TrialPurpose.FINAL
+        else t
+        for t in shown.values()
+    }
 
 
 def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> float | None:

@@ -11,7 +11,7 @@ import pytest
 from autotune import api
 from autotune.ports import StudyRecord
 from autotune.report.page import html_report
-from autotune.results.answers import result_from
+from autotune.results.answers import document, result_from
 from autotune.results.rankings import explained, front_documents, pareto
 from autotune.results.result import Result
 from autotune.reward import score, tokens_per_s
@@ -223,3 +223,18 @@ def test_measurement_of_a_figure_keeps_memory_and_losses(result: Result) -> None
     assert [rest(t.measurement) for t in result.shown] == [
         rest(t.measurement) for t in result.trials
     ]
+
+
+def test_the_peak_memory_of_a_config_is_the_highest_of_its_runs(trials: list[Trial]) -> None:
+    """Also where the last final round, whose measurement stands for the finals, had less."""
+    peaks = {1: 9.03e9, 5: 9.87e9, 8: 8.8e9}  # of one config: the search, and two final rounds
+    runs = [
+        replace(t, measurement=replace(t.measurement, peak_memory_bytes=peaks.get(t.number, 1e9)))
+        for t in trials
+    ]
+    found = result_from(record(), runs)
+    assert found.best.number == 1
+    assert found.best.peak_memory_bytes == found.shown[1].peak_memory_bytes == 9.87e9
+    assert document(found, top=1)["configs"][0]["measurement"]["peak_memory_bytes"] == 9.87e9
+    assert [found.shown[n].peak_memory_bytes for n in (5, 8, 0)] == [9.87e9, 8.8e9, 1e9]
+    assert found.trials[1].peak_memory_bytes == 9.03e9
