@@ -145,16 +145,9 @@ def notes_of(trials: Sequence[Trial]) -> Notes:
         taken.add(gist)
         cells |= dict.fromkeys((t.number for t in group), mark)
         details = [note_of(t).removeprefix(f"{gist}: ") for t in group]
-        count = (
-            f"{len(group)} trials"
-            if len(set(details)) == 1
-            else f"{len(group)} trials, e.g. {first.number}"
-        )
-        shared.append(
-            f"{mark} ({count}): {details[0]}"
-            if gist
-            else f"{mark} {len(group)} trials, e.g. {first.number}: {details[0]}"
-        )
+        of_one = "" if len(set(details)) == 1 else f", for example trial {first.number}"
+        count = f"({len(group)} trials)" if gist else f"{len(group)} trials"
+        shared.append(f"{mark} {count}{of_one}: {details[0]}")
     return Notes(cells=cells, shared=tuple(shared))
 
 

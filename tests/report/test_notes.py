@@ -52,14 +52,16 @@ def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them(
         out_of_memory(5),
         replace(out_of_memory(7), failure=replace(out_of_memory(7).failure, message="rank 1 too")),
     ]  # type: ignore[type-var]
-    assert notes_of(found).shared == ("OUT_OF_MEMORY (3 trials, e.g. 2): rank 3 ran out of memory",)
+    assert notes_of(found).shared == (
+        "OUT_OF_MEMORY (3 trials), for example trial 2: rank 3 ran out of memory",
+    )
 
 
 def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
     reason = "the trainer of this study cannot run expert parallelism with sequence parallelism"
     notes = notes_of([infeasible(number, reason) for number in range(SHARED_BY)])
     assert set(notes.cells.values()) == {"(1)"}
-    assert notes.shared == (f"(1) {SHARED_BY} trials, e.g. 0: {reason}",)
+    assert notes.shared == (f"(1) {SHARED_BY} trials: {reason}",)
 
 
 def test_the_second_number_stands_like_the_first() -> None:
@@ -117,7 +119,7 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     other = [failed(9, "KeyError: 'tokens'")]
     notes = notes_of([*data, *shape, *other])
     assert notes.shared == (
-        "ERROR (4 trials, e.g. 0): FileNotFoundError: shard 0 (rank 3)",
+        "ERROR (4 trials), for example trial 0: FileNotFoundError: shard 0 (rank 3)",
         "ERROR (1) (3 trials): ValueError: 7 heads (rank 3)",
     )
     assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")
