@@ -34,8 +34,13 @@ def history_line(event: Mapping[str, Any]) -> str:
                 if isinstance(config, str)
                 else config_label(ParallelConfig.from_dict(config))
             )
-        if (speed := data.get("tokens_per_s_per_gpu")) is not None:
-            data = {**data, "speed": f"{format_count(speed)} tokens/s per GPU"}
+        # an earlier release kept only that per GPU
+        for name, unit in (
+            ("tokens_per_s_per_gpu", "tokens/s per GPU"),
+            ("tokens_per_s", "tokens/s"),
+        ):
+            if (speed := data.get(name)) is not None:
+                data = {**data, "speed": f"{format_count(speed)} {unit}"}
         if failure := data.get("failure"):
             data = {**data, "message": f"{failure['kind']}: {failure['message']}"}
         told = ("status", "speed", "kind", "message", "reason")
@@ -54,7 +59,9 @@ def history_line(event: Mapping[str, Any]) -> str:
         known = data.get("capacity")
         is_counted = known and known < UNLIMITED_RANKS
         return (
-            f"controller started; {known} ranks available" if is_counted else "controller started"
+            f"controller started; the runner has room for {known} ranks"
+            if is_counted
+            else "controller started"
         )
     # by a controller, which says that it started
     if kind in (EventKind.CLAIMED, EventKind.RELEASED):

@@ -148,7 +148,7 @@ def test_each_cause_of_a_decision_has_words():
         *(event.__name__ for event in get_args(commands.Event)),
     }
     began = {"kind": "controller.began", "data": {"capacity": 4}}
-    assert logged_line(began) == "controller started; 4 ranks available"
+    assert logged_line(began) == "controller started; the runner has room for 4 ranks"
     began["data"] = {"capacity": SimulatedRunner().capacity}
     assert logged_line(began) == "controller started"
     proposed = {"kind": "trial.asked", "data": {"number": 3, "config": "tp2 mb1"}}
@@ -160,6 +160,9 @@ def test_each_cause_of_a_decision_has_words():
         "tokens_per_s_per_gpu": 1520.0,
     }
     said = "trial 4 ended: STOPPED, 1.52k tokens/s per GPU, cannot win"
+    assert logged_line({"kind": "trial.ended", "data": ended}) == said
+    ended["tokens_per_s"] = 6080.0
+    said = "trial 4 ended: STOPPED, 6.08k tokens/s, cannot win"
     assert logged_line({"kind": "trial.ended", "data": ended}) == said
     ended = {
         "number": 5,
@@ -184,6 +187,7 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
         "the launch runs only 50 steps, like a trial; for the full run, export again with `--option steps=N`"
         in done.err
     )
+    assert "note: the speed was simulated, and may differ in a real run\n" in done.err
     whole = run("export", study, "--to", "megatron", "--option", "steps=7000")
     assert "--train-iters=7000" in whole.out.replace("--train-iters 7000", "--train-iters=7000")
     assert "as a trial may" not in whole.err

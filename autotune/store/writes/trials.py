@@ -282,8 +282,9 @@ def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[
         "status": str(trial.status),
         "attempts": attempts_made,
     }
-    if throughput is not None:
+    if throughput is not None and trial.measurement is not None:
         line["tokens_per_s_per_gpu"] = throughput
+        line["tokens_per_s"] = trial.measurement.tokens_per_s
     if trial.status is TrialStatus.STOPPED and trial.reason:
         line["reason"] = trial.reason
     if trial.failure is not None:

@@ -105,7 +105,9 @@ def _ending(trial: Trial, known: Known, num_gpus: int) -> Fact:
     fact: Fact = {"kind": "trial.ended", "number": trial.number, "status": str(trial.status)}
     if trial.is_measured and trial.measurement is not None and trial.stands_for is None:
         speed = finite(trial.measurement.tokens_per_s / num_gpus)
-        fact |= {"tokens_per_s_per_gpu": speed} if speed else {}
+        if speed:
+            whole = trial.measurement.tokens_per_s
+            fact |= {"tokens_per_s_per_gpu": speed, "tokens_per_s": whole}
     if trial.status is TrialStatus.STOPPED and trial.reason:
         fact["reason"] = trial.reason
     if trial.failure is not None:
