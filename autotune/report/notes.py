@@ -55,6 +55,13 @@ def note_of(trial: Trial) -> str:
     return trial.reason
 
 
+def ranked_note(trial: Mapping[str, Any]) -> str:
+    """What a ranking notes of a trial, a plain document with its `note`: first, that it was stopped
+    early."""
+    is_stopped = trial["status"] == TrialStatus.STOPPED
+    return "; ".join(filter(None, ("stopped early" if is_stopped else "", trial.get("note"))))
+
+
 def brief_note(trial: Trial, *, most: int) -> str:
     """The note where `most` columns have to do: whole where it fits, else its useful part.
 

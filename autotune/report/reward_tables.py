@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.report.notes import ranked_note
 from autotune.report.terminal import format_bytes, format_count
 from autotune.reward import STABILITY_PARTS, THROUGHPUT_TERMS
 from autotune.spec import ParallelConfig, config_label
@@ -73,7 +74,7 @@ def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[s
 
 def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the front: trials with `merits`."""
-    rows, has_notes = [], any(trial.get("note") for trial in configs)
+    rows, has_notes = [], any(map(ranked_note, configs))
     for trial in configs:
         merits, m = trial["merits"], trial["measurement"]
         headroom = merits["memory_headroom"]
@@ -87,7 +88,7 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
                 if headroom is not None
                 else UNKNOWN,
                 cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
-                *([trial.get("note") or ""] if has_notes else []),
+                *([ranked_note(trial)] if has_notes else []),
             ]
         )
     heads = ["trial", "config", "tokens/s", "stability", "memory free", "per million tokens"]

@@ -405,6 +405,16 @@ def test_a_config_above_the_best_says_why_it_is_not_the_best(
     assert notes == ["", "tied with the best", ""]
 
 
+def test_a_ranking_says_which_config_was_stopped_early() -> None:
+    ended, stopped = trial(1), replace(trial(2, micro_batch_size=2), status=TrialStatus.STOPPED)
+    rows = [{**ended.to_dict(), "note": ""}, {**stopped.to_dict(), "note": "measured once"}]
+    text = table_at(200, configs_table(rows))
+    assert text.count("stopped early") == 1
+    assert "stopped early; measured once" in text
+    across = [{"study": dict.fromkeys(("model", "cluster", "runner", "id"), "x"), "best": rows[1]}]
+    assert "stopped early" in table_at(200, configs_table(across))
+
+
 def test_changes_are_told_in_the_words_of_labels() -> None:
     base = trial(0).config
     assert config_changes(base, base) == ""
