@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import consoles
-from autotune.cli.study_text import noisy_line, trial_line
+from autotune.cli.study_text import noisy_line, state_of, trial_line
 from autotune.ports import StudyRecord
 from autotune.report.table_layout import FittedTable
 from autotune.report.terminal import (
@@ -160,7 +160,7 @@ class LiveView:
         self.trials = {trial.number: trial for trial in found.trials}
         self.noisy = noisy_line(document["too_noisy"]) if document.get("too_noisy") else ""
         self._found, self.best = found, found.best.number if found.best is not None else None
-        self.phase, self.message = study["status"].lower(), study["message"]
+        self.phase, self.message = state_of(study).lower(), study["message"]
         self.began = time.monotonic() - study["elapsed_s"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
 from autotune.report.history import history_line
-from autotune.report.notes import infeasible_line, note_of, placed_lines
+from autotune.report.notes import infeasible_line, note_of, placed_lines, ranked_note
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
@@ -169,9 +169,10 @@ def answer_lines(
     if notes:
         more = f" (+{len(notes) - 1} more: --verbose)" if len(notes) > 1 else ""
         lines.append(("note", f"{notes[0]}{more}"))
-    message = f", {study['message']}" if study["message"] else ""
+    joint = ": " if study.get("interrupted") else ", "
+    message = f"{joint}{study['message']}" if study["message"] else ""
     behind = f"; it {words}" if (words := waiting_words(study.get("waits_behind"))) else ""
-    lines.append(("study", f"{study['id']} ({study['name']}): {study['status']}{message}{behind}"))
+    lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{behind}"))
     runs = runs_line(trials) if trials else f"{sum(study['trials'].values()) or 'none'}"
     lines.append(
         (
@@ -382,7 +383,8 @@ def tied_line(document: Mapping[str, Any], trials: Sequence[Trial] = ()) -> str:
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
     """A table of measured configs, best first. Rows are trials, or {study, best} across studies."""
     across = bool(configs) and "best" in configs[0]
-    has_notes = any(row.get("note") for row in configs)
+    notes = [ranked_note({**row, **(row["best"] if across else {})}) for row in configs]
+    has_notes = any(notes)
     optional = ACROSS_COLUMNS if across else OPTIONAL_COLUMNS
     palette = Palette.of(sys.stdout)
     table = FittedTable(
@@ -424,7 +426,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
                 safe(str(of[name]), palette)
                 for name in (("model", "cluster", "runner", "id") if across else ())
             ),
-            *([str(row.get("note") or "")] if has_notes else []),
+            *([notes[rank - 1]] if has_notes else []),
         )
     return table
 
@@ -453,7 +455,7 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
         table.add_row(
             s["id"],
             safe(s["name"], palette),
-            s["status"],
+            state_of(s),
             safe(s["model"], palette),
             safe(s["cluster"], palette),
             f"{sum(s['trials'].values()):,}",
@@ -461,6 +463,11 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
             str(s["created_at"])[:19].replace("T", " "),
         )
     return table
+
+
+def state_of(study: Mapping[str, Any]) -> str:
+    """The status of a study's document, or that it is interrupted: its controller died."""
+    return "interrupted" if study.get("interrupted") else str(study["status"])
 
 
 def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -52,10 +52,10 @@ from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 from autotune.trainers.documents.output_options import TRIAL_DIR
 
-NO_CONTROLLER = "No controller is running this study. A service on this store restarts the controller when possible; the service's health page says what prevents this. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
+NO_CONTROLLER = "no controller is running; `autotune tune SPEC` or `autotune serve` on this store continues the study"
 PAGE = 200
 """observed runs that are read at once where not all match"""
-AGAIN_IN_PYTHON = "No controller is running this study. Repeat the Python call that started the study, because only that call has its runner."
+AGAIN_IN_PYTHON = "no controller is running; the Python call that started the study continues it"
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:
@@ -267,8 +267,8 @@ def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
 
 
 def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, Any]:
-    """A study as plain JSON values; `is_left`: it waits for another controller, as its message then
-    says. `cluster` is the one that the job will run on; `at_hand`: the smaller one that runs
+    """A study as plain JSON values; `is_left`: it waits for another controller, so it is
+    `interrupted`, and its message says what continues it. `cluster` is the one that the job will run on; `at_hand`: the smaller one that runs
     proxies of it, or null.
 
     `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the
@@ -286,6 +286,7 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
         "name": study.name,
         "status": str(record.status),
         "wanted": str(record.wanted),
+        "interrupted": is_left,
         "message": left if is_left else record.message,
         "model": study.workload.model.name,
         "cluster": study.workload.cluster.name,
@@ -332,7 +333,10 @@ def studies_document(
     """Studies, newest first: {studies, next_offset}."""
     found = store.studies(limit=limit + 1, offset=offset, **filters)
     return {
-        "studies": [study_document(judged_today(store, record)) for record in found[:limit]],
+        "studies": [
+            study_document(judged_today(store, record), is_left=is_left(store, record))
+            for record in found[:limit]
+        ],
         "next_offset": offset + limit if len(found) > limit else None,
     }
 
@@ -539,6 +543,8 @@ def launch_document(
         told = (*told, note)
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
+    elif trial is None or trial_of(result, trial).is_measured:
+        told = (*_measured_otherwise(result.record.study, target.name), *told)
     if trial is not None and (unproven := _unproven(trial_of(result, trial))):
         told = (unproven, *told)
     if any(TRIAL_DIR in text for text in (*launch.argv, *launch.env.values())):
@@ -570,6 +576,15 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
             remedy="run the study first",
         )
     return chosen
+
+
+def _measured_otherwise(study: Study, trainer: str) -> list[str]:
+    """That a launch of this trainer is not what the study measured."""
+    if study.runner == SIMULATED:
+        return ["the speed was simulated, and may differ in a real run"]
+    if trainer != study.trainer:
+        return [f"the speed was measured with {study.trainer}, and may differ with {trainer}"]
+    return []
 
 
 def _unproven(trial: Trial) -> str:

@@ -17,11 +17,12 @@ from autotune.ports import StudyReader
 from autotune.results.answers import document, ranked_documents, result_of, standings_of, trial_of
 from autotune.results.result import Result
 from autotune.results.winner import may_win
-from autotune.spec import Objective, Trial, TrialPurpose, Workload
+from autotune.spec import Objective, Trial, TrialPurpose, TrialStatus, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.plain import to_plain
 from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.spec.study import METRICS, SIMULATED
+from autotune.spec.texts.as_text import format_duration
 
 
 def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:
@@ -237,6 +238,10 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         simulated=study.runner == SIMULATED,
     )
     document = explanation.to_dict()
+    if trial.is_measured and trial.status is TrialStatus.STOPPED:
+        document["text"].insert(0, f"trial {trial.number} was stopped early: {trial.reason}")
+    if "winner" in explanation.against:
+        document["text"].append(_step_beside_winner(trial, result))
     if won and runner_up is not None and runner_up.number in result.tied_with:
         document["text"].append(
             f"trial {trial.number} and trial {runner_up.number} are statistically tied: in the final "
@@ -248,6 +253,14 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
             f"trial {trial.number} is faster than the winner, but ranks lower: {below}"
         )
     return {**document, "notes": list(result.notes) if won else []}
+
+
+def _step_beside_winner(trial: Trial, result: Result) -> str:
+    own, best = (
+        format_duration(t.measurement.step_time_s if t is not None and t.measurement else None)
+        for t in (trial, result.best)
+    )
+    return f"trial {trial.number}'s step takes {own}, and the winner's takes {best}"
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:

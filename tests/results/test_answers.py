@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import api, registry
+from autotune.cli.study_text import print_study
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report.page import html_report
@@ -31,6 +32,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
+from autotune.spec.texts.as_text import format_duration
 from autotune.store import MemoryStore
 from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
@@ -84,8 +86,8 @@ def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str
 @pytest.mark.parametrize(
     ("runner", "remedy"),
     [
-        ("local", "repeat `autotune tune SPEC`"),
-        ("python:mine.Runner", "Repeat the Python call that started the study"),
+        ("local", "`autotune tune SPEC` or `autotune serve` on this store"),
+        ("python:mine.Runner", "the Python call that started the study continues it"),
     ],
 )
 def test_a_study_whose_controller_died_says_what_goes_on_with_it(
@@ -93,7 +95,26 @@ def test_a_study_whose_controller_died_says_what_goes_on_with_it(
 ) -> None:
     found = api.result_of(*finished)
     record = replace(found.record, study=replace(found.record.study, runner=runner))
-    assert remedy in api.document(replace(found, record=record, is_left=True))["study"]["message"]
+    study = api.document(replace(found, record=record, is_left=True))["study"]
+    assert study["interrupted"]
+    assert remedy in study["message"]
+    assert not api.document(found)["study"]["interrupted"]
+
+
+def test_a_study_whose_controller_died_is_listed_as_interrupted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    lease = running_study(store)
+    record = store.study(lease.study)
+    (held,) = api.studies_document(store)["studies"]
+    assert (held["status"], held["interrupted"]) == ("RUNNING", False)
+    store.release(lease)
+    (left,) = api.studies_document(store)["studies"]
+    assert (left["status"], left["interrupted"]) == ("RUNNING", True)
+    print_study(api.document(api.result_of(store, record.id)), [])
+    said = f"{record.id} ({record.study.name}): interrupted: no controller is running; `autotune"
+    assert said in capsys.readouterr().out
 
 
 def test_every_trial_can_be_explained(finished: tuple[Store, str], result: Result) -> None:
@@ -106,6 +127,41 @@ def test_every_trial_can_be_explained(finished: tuple[Store, str], result: Resul
         assert answer["text"]
     with pytest.raises(NotFoundError, match="no trial 99"):
         api.explain(store, study_id, 99)
+
+
+def test_an_explanation_of_a_loser_says_what_it_lost_to_and_why_it_was_stopped(
+    result: Result,
+) -> None:
+    assert result.best is not None
+    loser = next(t for t in result.measured if t.config != result.best.config)
+    stopped = replace(loser, status=TrialStatus.STOPPED, reason="cannot win: too slow")
+    shown = tuple(stopped if t.number == loser.number else t for t in result.shown)
+    text = explained(replace(result, shown=shown), loser.number)["text"]
+    assert text[0] == f"trial {loser.number} was stopped early: cannot win: too slow"
+    own, best = (format_duration(t.measurement.step_time_s) for t in (loser, result.best))
+    assert f"trial {loser.number}'s step takes {own}, and the winner's takes {best}" in text
+    assert not any("was stopped early" in line for line in explained(result, loser.number)["text"])
+    assert not any("the winner's takes" in line for line in explained(result)["text"])
+
+
+@pytest.mark.parametrize(
+    ("runner", "trainer", "notes"),
+    [
+        ("simulated", "native", ["the speed was simulated, and may differ in a real run"]),
+        ("local", "native", []),
+        (
+            "local",
+            "megatron",
+            ["the speed was measured with native, and may differ with megatron"],
+        ),
+    ],
+)
+def test_an_export_says_where_its_speed_was_not_measured_with_that_launch(
+    result: Result, runner: str, trainer: str, notes: list[str]
+) -> None:
+    record = replace(result.record, study=replace(result.record.study, runner=runner))
+    found = api.launch_document(replace(result, record=record), trainer, {})
+    assert [note for note in found["notes"] if note.startswith("the speed ")] == notes
 
 
 def test_losses_of_a_simulated_study_are_no_evidence(result: Result) -> None:

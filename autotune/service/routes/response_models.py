@@ -80,6 +80,10 @@ class StudySummary(Answer):
     name: str = Field(examples=["gpt2-medium-1x8"])
     status: StudyStatus = Field(description="current state")
     wanted: Wanted = Field(description="the last request; the study's controller follows it")
+    interrupted: bool = Field(
+        default=False,
+        description="the study is not over, but no controller runs it; `message` says what continues it. Known in lists and in the response for one study",
+    )
     message: str
     model: str = Field(examples=["gpt2-medium"])
     cluster: str = Field(description="cluster of the job", examples=["h100-sxm-1x8"])
