@@ -29,10 +29,11 @@ failures are data (`autotune.spec.Failure`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SourcePlace:
     """A position in the text of a spec."""
 
@@ -78,6 +79,12 @@ class AutotuneError(Exception):
         named = self.message.split(maxsplit=1)[:1] == [self.field]
         where = f"{self.field}: " if self.field and not named else ""
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
+
+    def by_line(self) -> list[AutotuneError]:
+        """This error and the others in the order of the text; those without a position come last."""
+        found = (self, *self.others)
+        placed = sorted((error for error in found if error.place), key=attrgetter("place"))
+        return [*placed, *(error for error in found if not error.place)]
 
     def document(self) -> dict[str, Any]:
         """The error in the format of the public contract: {kind, message, field, remedy}, plus

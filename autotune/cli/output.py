@@ -12,6 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import indent
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from autotune.report.terminal import Palette
+    from autotune.spec import Study
 
 
 JsonOption = Annotated[
@@ -276,9 +278,9 @@ def _bound(found: re.Match[str]) -> str:
 
 
 def _with_excerpts(error: AutotuneError) -> str:
-    """All mistakes that an error carries, each with the lines of the spec that it is about."""
+    """All mistakes that an error carries, in the order of the spec, each with the lines of the spec that it is about."""
     shown = []
-    for mistake in (error, *error.others):
+    for mistake in error.by_line():
         excerpt = (
             indent(mistake.place.excerpt, "  ") + "\n"
             if mistake.place and mistake.place.excerpt
@@ -290,6 +292,22 @@ def _with_excerpts(error: AutotuneError) -> str:
 
 _COMMENT = re.compile(r"#\s*fill in\b")
 _KEY = re.compile(r"\s*(?:- )?([\w.-]+):")
+
+
+def read_study(
+    spec: str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> tuple[Study, AbstractContextManager[None]]:
+    """(the study, a context whose errors get their places in the spec). Relative paths in a mapping
+    start at the current folder."""
+    from autotune import api
+    from autotune.schema import places_in
+
+    document = api.read_document(spec)
+    base = Path.cwd()
+    if isinstance(spec, str) and spec != "-":
+        base = Path(spec).absolute().parent
+    study = api.load_study(document, overrides=overrides, base=base)
+    return study, places_in(document, but=overrides or ())
 
 
 def note_stand_ins(spec: str) -> None:

@@ -270,6 +270,10 @@ def _first_draft(
                 field="FILE",
             )
     if name is None:
+        if not present.files.get(path.name, "").strip():
+            raise SpecError(
+                f"{path.name} is empty", remedy="give the script that trains", field="FILE"
+            )
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
             remedy="pass the script that trains, pass the command that reads the file (`autotune review -- COMMAND`), or specify the trainer (`autotune import --from TRAINER FILE`)",

@@ -52,7 +52,7 @@ def read_spec(source: str | Path) -> ReadDocument:
     shipped = study_files()
     if str(source) in shipped and not Path(source).exists():
         source = shipped[str(source)]
-    document = read_document(source, what="study spec")
+    document = read_document(source, what="study spec", built_in=shipped)
     base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
     with places_in(document):
         _include_files(document, base)

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ MAX_NODES = 50_000
 MAX_DEPTH = 20
 
 
-def read_document(source: str | Path, *, what: str) -> ReadDocument:
-    """The mapping that the file holds; `what` names it in errors."""
+def read_document(source: str | Path, *, what: str, built_in: Collection[str] = ()) -> ReadDocument:
+    """The mapping that the file holds. `what` names it in errors, and so do the `built_in` names
+    that may be passed instead of a path."""
     if str(source) == "-":
         return parse_text(
             sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what, file="standard input"
@@ -48,14 +49,18 @@ def read_document(source: str | Path, *, what: str) -> ReadDocument:
             raise SpecError(
                 f"the {what} {str(source)!r} "
                 + ("is not a file" if path.exists() else "does not exist"),
-                remedy=_nearest_file(path)
-                or "pass the path of a YAML or JSON file, or - for standard input",
+                remedy=_nearest_file(path, built_in)
+                or "pass the path of a YAML or JSON file, or - for standard input"
+                + (f", or a built-in name: {', '.join(built_in)}" if built_in else ""),
             )
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         return parse_text(content.decode("utf-8"), where=str(source), what=what, file=str(source))
     except UnicodeDecodeError:
-        raise SpecError(f"the {what} {str(source)!r} is not UTF-8 text") from None
+        raise SpecError(
+            f"the {what} {str(source)!r} is not UTF-8 text",
+            remedy="pass a YAML or JSON file, saved as UTF-8",
+        ) from None
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
@@ -108,16 +113,16 @@ def parse_text(
     return read
 
 
-def _nearest_file(path: Path) -> str:
-    """ "did you mean X?" for the file of a like name beside a path, or nothing."""
+def _nearest_file(path: Path, built_in: Collection[str]) -> str:
+    """ "did you mean X?" for the file of a like name beside a path or a built-in name, or nothing."""
+    beside: list[str] = []
     with suppress(OSError):
         beside = [
             other.name
             for other in path.parent.iterdir()
             if other.suffix in (".yaml", ".yml", ".json")
         ]
-        return nearest(path.name, beside[:1000])
-    return ""
+    return nearest(path.name, [*built_in, *beside[:1000]])
 
 
 def check_size(document: Mapping[str, Any]) -> None:

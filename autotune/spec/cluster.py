@@ -265,6 +265,12 @@ class ClusterSpec:
         `CatalogError` for any other name."""
         gpus = entry_names("gpus")
         found = _CLUSTER_NAME.fullmatch(name)
+        if name in gpus:
+            raise CatalogError(
+                f"{name!r} is a GPU type; a cluster also needs a number of nodes and GPUs per node",
+                remedy=f"write {name}-NODESxGPUS, e.g. {name}-1x8",
+                field="cluster",
+            )
         if not found:
             raise CatalogError(
                 f"there is no cluster {name!r}",

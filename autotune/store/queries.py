@@ -17,6 +17,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam
 from autotune.errors import NotFoundError
 from autotune.ports import KnownWorkload, Revision, Statistics, StudyRecord
 from autotune.spec import StudyStatus, Trial, Workload
+from autotune.spec.checks import nearest
 from autotune.store.connection.database import from_us, to_us
 from autotune.store.packing import unpack_steps
 from autotune.store.rows import read_study, read_trial
@@ -24,6 +25,8 @@ from autotune.store.tables import attempts, records, specs, studies, tags, trial
 
 _LISTED = 5
 """Number of candidates that the error for an ambiguous id lists."""
+_COMPARED = 1000
+"""Number of studies, the newest, whose names are compared with an unknown one."""
 _REVISION = select(studies.c.num_events, studies.c.updated_us).where(
     studies.c.key == bindparam("of_key")
 )
@@ -69,8 +72,18 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
             )
     raise NotFoundError(
         f"there is no study with the id or name {study_id!r}",
-        remedy="`autotune list` shows the studies",
+        remedy=" ".join(
+            filter(None, (_nearest_name(connection, study_id), "`autotune list` shows the studies"))
+        ),
     )
+
+
+def _nearest_name(connection: Connection, asked: str) -> str:
+    """ "did you mean X?" for a study with a similar name among the newest, or nothing."""
+    names = connection.scalars(
+        select(studies.c.name).order_by(studies.c.created_us.desc()).limit(_COMPARED)
+    )
+    return nearest(asked, dict.fromkeys(names))
 
 
 def _described(row: Any) -> str:

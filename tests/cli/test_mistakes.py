@@ -37,6 +37,12 @@ runner: {kind: simulated, noise: 0.01}
             ["neither a file nor the hub id of a catalog model", "did you mean meta-llama/"],
         ),
         ("a100-40gb-1x8", "a100-1x8", "3:1", ["there is no GPU 'a100'", "a100-40gb, a100-80gb"]),
+        (
+            "a100-40gb-1x8",
+            "a100-40gb",
+            "3:1",
+            ["'a100-40gb' is a GPU type", "write a100-40gb-NODESxGPUS, e.g. a100-40gb-1x8"],
+        ),
         ("a100-40gb-1x8", "8xa100", "3:1", ["there is no cluster '8xa100'", "GPU-NODESxGPUS"]),
         (
             "workload: {",
@@ -105,6 +111,14 @@ def test_a_mistake_in_a_spec(
     [
         ("plan study.ymal", ["'study.ymal' does not exist", "did you mean study.yaml?"]),
         ("plan .", ["'.' is not a file"]),
+        ("plan gpt2-medum-1x8", ["does not exist", "did you mean gpt2-medium-1x8?"]),
+        ("plan qqqq", ["does not exist", "a built-in name: few-for-many-laptop, ", "laptop"]),
+        ("plan binary.yaml", ["is not UTF-8 text", "pass a YAML or JSON file"]),
+        (
+            "plan --model gpt2-small --clusters h100-sxm,h200-sxm --seq-len 1024 --batch 64",
+            ["'h100-sxm' is a GPU type", "h100-sxm-NODESxGPUS"],
+        ),
+        ("init empty.yaml", ["empty.yaml is empty", "give the script that trains"]),
         (
             "plan words.yaml",
             ["must be a mapping of keys to values, but is text", "with a space after the colon"],
@@ -142,12 +156,42 @@ def test_a_mistake_on_the_command_line(run, tmp_path, line: str, words: list[str
     (tmp_path / "study.yaml").write_text(SPEC)
     (tmp_path / "words.yaml").write_text("model gpt2")
     (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     done = run(*line.split())
     assert done.code in (2, 3), done.err
     assert done.err.startswith("error: ")
     assert len(done.err.splitlines()) == 1
     for word in words:
         assert word in done.err
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "tune"])
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [("simulated", "simulatd", "8:1: runner"), ("[1, 2, 4]", "[5]", "5:1: space")],
+)
+def test_a_mistake_that_is_found_after_reading_has_its_place(
+    run, tmp_path, command: str, old: str, new: str, place: str
+) -> None:
+    (tmp_path / "study.yaml").write_text(SPEC.replace(old, new, 1))
+    assert run(command, "study.yaml").err.startswith(f"error: study.yaml:{place}: ")
+
+
+def test_mistakes_are_told_in_the_order_of_the_spec(refusal, tmp_path) -> None:
+    wrong = SPEC.replace("gpt2-small", "gpt2-smal").replace("max_trials", "max_trails")
+    wrong = wrong.replace("cost_ranked", "bayes").replace("1024", "many").replace("bf16", "bf61")
+    (tmp_path / "study.yaml").write_text(wrong.replace("name: small\n", "trainer: nativ\n"))
+    said = refusal("plan", "study.yaml")
+    assert re.findall(r"^error: study.yaml:(\d+)", said, re.MULTILINE) == list("124567")
+
+
+@pytest.mark.parametrize("command", ["status", "best", "explain", "export"])
+def test_a_similar_name_of_a_study_is_proposed(run, tmp_path, command: str) -> None:
+    (tmp_path / "study.yaml").write_text(SPEC)
+    assert run("tune", "study.yaml").code == 0
+    told = run(command, "smal", *(["--to", "native"] if command == "export" else []))
+    assert "there is no study with the id or name 'smal'" in told.err
+    assert "did you mean small? `autotune list` shows the studies" in told.err
 
 
 def test_windows_is_told_before_anything_is_imported(monkeypatch):

@@ -282,16 +282,35 @@ def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     done = run("plan", write(runner="ray"), "--verbose")
     assert done.code == 0
-    assert "cannot run on this machine: runner: the cluster a100-40gb-1x8 has GPUs" in done.err
+    assert (
+        "`autotune tune` cannot run on this machine: runner: the cluster a100-40gb-1x8 has GPUs"
+        in done.err
+    )
     assert (
         "no GPU is visible"
         in run("plan", write(runner="local"), "--json").document["cannot_run_here"]
     )
     assert run("plan", write(), "--json").document["cannot_run_here"] == ""
-    assert done.err.splitlines()[-1].startswith("cannot run on this machine: "), (
+    assert done.err.splitlines()[-1].startswith("the plan needs no GPU, but "), (
         "no next step that would fail"
     )
     assert run("plan", write(runner="ray")).err.splitlines()[-1].endswith("(--verbose says why)")
+
+
+def test_a_plan_without_a_spec_does_not_tell_what_this_machine_cannot_run(run):
+    asked = [
+        "--model",
+        "gpt2-small",
+        "--cluster",
+        "a100-40gb-1x8",
+        "--seq-len",
+        "1024",
+        "--batch",
+        "64",
+    ]
+    done = run("plan", *asked)
+    assert done.code == 0
+    assert "on this machine" not in done.err
 
 
 @pytest.mark.thorough

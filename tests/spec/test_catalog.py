@@ -176,7 +176,7 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
             "h100-1x8",
             "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?",
         ),
-        (catalog.cluster, "h100-sxm", "did you mean h100-sxm-"),
+        (catalog.cluster, "h100-sxm", "write h100-sxm-NODESxGPUS"),
         (catalog.cluster, "local", "write GPU-NODESxGPUS"),
         (catalog.cluster, "h100-sxm-99999999999999x8", "write GPU-NODESxGPUS"),
     ],

@@ -17,6 +17,7 @@ from autotune.cli.output import (
     emit,
     note,
     note_stand_ins,
+    read_study,
 )
 from autotune.errors import AutotuneError
 
@@ -55,13 +56,14 @@ def check(
     from autotune import api
     from autotune.results.hidden import secrets_note
 
-    study = api.load_study(spec, overrides={"runner": runner} if runner else None)
+    study, places = read_study(spec, {"runner": runner} if runner else None)
     note_stand_ins(spec)
     if secrets := secrets_note(study):
         note(secrets)
     with closing(api.open_store(store)) as database:
         shown = _LogView()
-        prepared = api.prepare_check(study, store=database)
+        with places:
+            prepared = api.prepare_check(study, store=database)
         if not json:
             _print_launch(prepared)
         found = api.run_check(

@@ -22,6 +22,7 @@ from autotune.cli.output import (
     note_stand_ins,
     palette_of,
     print_table,
+    read_study,
 )
 from autotune.cli.quantities import tokens
 from autotune.errors import SpecError
@@ -105,16 +106,17 @@ def plan(
             remedy="omit either the spec or these options; `--clusters` compares other clusters",
             field="SPEC",
         )
-    study = api.load_study(source, base=Path.cwd()) if spec is None else api.load_study(spec)
+    study, places = read_study(source)
     if spec is not None:
         note_stand_ins(spec)
     if secrets := secrets_note(study):
         note(secrets)
     with closing(api.open_store(store)) as database:
-        found = api.plan_of(
-            study, top=top, store=database, profile=not no_profile, on_dry_run=_tell
-        )
-        not_here = api.cannot_run_here(study)
+        with places:
+            found = api.plan_of(
+                study, top=top, store=database, profile=not no_profile, on_dry_run=_tell
+            )
+            not_here = api.cannot_run_here(study)
         meant = study.at_hand is not None and bool(found.rows)
         proxied = (
             api.few_for_many_of(study, top=top, store=database)
@@ -154,10 +156,9 @@ def plan(
         if policy is not None:
             consoles()[0].print(policy.text)
         _print_source(found.source)
-        if not_here and verbose:
-            note(f"cannot run on this machine: {not_here}")
-        elif not_here:
-            note("this machine cannot run the study (--verbose says why)")
+        if not_here and spec is not None:
+            why = f": {not_here}" if verbose else " (--verbose says why)"
+            note(f"the plan needs no GPU, but `autotune tune` cannot run on this machine{why}")
         elif found.rows and spec not in (None, "-"):
             note(
                 f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}"

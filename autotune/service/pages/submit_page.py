@@ -169,7 +169,6 @@ def spec_text(spec: Any) -> str:
 def problems_of(error: AutotuneError) -> list[dict[str, Any]]:
     """The mistakes that the error carries by their lines, each with its place in the text where it
     has one, and the lines around it."""
-    found = sorted((error, *error.others), key=lambda one: one.place.line if one.place else 0)
     return [
         {
             "message": one.message,
@@ -179,7 +178,7 @@ def problems_of(error: AutotuneError) -> list[dict[str, Any]]:
             "column": one.place.column if one.place else None,
             "excerpt": one.place.excerpt if one.place else "",
         }
-        for one in found
+        for one in error.by_line()
     ]
 
 
