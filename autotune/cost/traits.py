@@ -200,8 +200,8 @@ saved tensors by hooks; measured (`time/step.py`)"""
 FSDP_HOOKS = 2.0
 """`Traits.shard_hooks` of FSDP around each layer, measured (`time/step.py`)"""
 SYMMETRIC_MEMORY = 0.4
-"""`Traits.async_tp_hidden` of torch's async tensor parallelism: median of eight pairs that
-torchtitan published, 0.2 to 0.7 (`tests/cost/time/test_knob_times.py`)"""
+"""`Traits.async_tp_hidden` of torch's async tensor parallelism: of eight pairs that torchtitan
+published 0.18 to 0.64, median 0.37 (`tests/cost/time/test_knob_times.py` has five)"""
 MODULE_HOOKS = 4.4
 """`Traits.shard_hooks` of DeepSpeed, measured (`time/step.py`)"""
 EAGER = Traits(

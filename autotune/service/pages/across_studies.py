@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from autotune import api
 from autotune.errors import SpecError
 from autotune.report.comparison import side_by_side, study_facts, trial_facts
-from autotune.results.answers import trial_of
+from autotune.results.answers import is_left, trial_of
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.service.http.service_state import TheService
@@ -75,7 +75,9 @@ def studies(request: Request, service: TheService, caller: Visitor) -> Response:
         page=at,
         statuses=list(StudyStatus),
         refresh=REFRESH_S,
-        studies=[api.study_document(record) for record in judged],
+        studies=[
+            api.study_document(record, is_left=is_left(service.store, record)) for record in judged
+        ],
         more=len(found) > PAGE,
     )
 

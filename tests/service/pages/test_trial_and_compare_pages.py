@@ -68,6 +68,27 @@ def token_of(service: Service, path: str, headers: dict[str, str]) -> str:
     return found[1]
 
 
+def test_a_study_whose_controller_died_is_interrupted_on_its_page_and_in_the_list(
+    guarded: Service, ann: dict[str, str]
+) -> None:
+    found = guarded.submitted(spec(name="left-alone"), guarded.token("submit", "ann"))
+    store = guarded.store
+    lease = store.claim(found, "tester:1:1", lease_s=600)
+    store.set_status(found, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+
+    def shown(path: str) -> list[str]:
+        return re.findall(
+            r'class="status RUNNING">(\w+)<', guarded.http.get(path, headers=ann).text
+        )
+
+    pages = (f"/studies/{found}", "/studies?status=RUNNING&owner=ann")
+    assert [shown(page) for page in pages] == [["running"]] * 2
+    store.release(lease)
+    assert [shown(page) for page in pages] == [["interrupted"]] * 2
+    again = store.claim(found, "tester:1:2", lease_s=600)
+    store.set_status(found, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=again)
+
+
 def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
     guarded: Service, study: str, rae: dict[str, str]
 ) -> None:
