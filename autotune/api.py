@@ -109,11 +109,11 @@ def load_study(
     limits on the process that builds your own model. `slurm_cluster`: nodes to assume for the job
     if the cluster is `slurm`; None means that this process runs inside the job. Raises `SpecError`.
     """
-    from autotune.schema import parse_study, places_in
+    from autotune.schema import folder_of, parse_study, places_in
 
     document = read_document(source, overrides=overrides)
     if not isinstance(source, Mapping) and base is None:
-        base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
+        base = folder_of(source)
     inspect = None if base is None else partial(inspect_model, limits=limits)
     with places_in(document, but=overrides or ()):
         return parse_study(

@@ -300,12 +300,10 @@ def read_study(
     """(the study, a context whose errors get their places in the spec). Relative paths in a mapping
     start at the current folder."""
     from autotune import api
-    from autotune.schema import places_in
+    from autotune.schema import folder_of, places_in
 
     document = api.read_document(spec)
-    base = Path.cwd()
-    if isinstance(spec, str) and spec != "-":
-        base = Path(spec).absolute().parent
+    base = folder_of(spec) if isinstance(spec, str) else Path.cwd()
     study = api.load_study(document, overrides=overrides, base=base)
     return study, places_in(document, but=overrides or ())
 

@@ -8,7 +8,7 @@ source_text.py  the text that a spec was read from, and places in it
 spec_models.py  what keys a spec has: pydantic models, JSON schema           parsing.py        document -> Study; names looked up, rules written out
 """
 
-from autotune.schema.files import read_spec
+from autotune.schema.files import folder_of, read_spec
 from autotune.schema.parsing import json_schema, parse_space, parse_study
 from autotune.schema.source_text import ReadDocument, places_in
 from autotune.schema.spec_models import StudyDocument
@@ -16,6 +16,7 @@ from autotune.schema.spec_models import StudyDocument
 __all__ = [
     "ReadDocument",
     "StudyDocument",
+    "folder_of",
     "json_schema",
     "parse_space",
     "parse_study",

@@ -53,10 +53,15 @@ def read_spec(source: str | Path) -> ReadDocument:
     if str(source) in shipped and not Path(source).exists():
         source = shipped[str(source)]
     document = read_document(source, what="study spec", built_in=shipped)
-    base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
     with places_in(document):
-        _include_files(document, base)
+        _include_files(document, folder_of(source))
     return document
+
+
+def folder_of(source: str | Path) -> Path:
+    """Where relative paths in the spec start: the file's folder, or the current one for standard
+    input (`-`)."""
+    return Path.cwd() if str(source) == "-" else Path(source).absolute().parent
 
 
 def _include_files(document: ReadDocument, base: Path) -> None:

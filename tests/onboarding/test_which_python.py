@@ -50,6 +50,10 @@ def test_an_environment_that_a_launch_chooses_is_that_of_trials(
             "source nowhere/bin/activate\npython train.py\n",
             "run.sh uses nowhere, where no `python` was found",
         ),
+        (
+            "~nobody-here/envs/train/bin/python train.py\n",
+            "run.sh uses ~nobody-here/envs/train/bin/python, where no `python` was found",
+        ),
     ],
 )
 def test_one_that_cannot_be_found_is_named(tmp_path: Path, launch: str, said: str) -> None:

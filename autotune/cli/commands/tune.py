@@ -112,7 +112,7 @@ def tune(
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
     from autotune.errors import SpecError
-    from autotune.schema import places_in, read_spec
+    from autotune.schema import folder_of, places_in, read_spec
     from autotune.slurm.allocation import move_to_nodes, unused_nodes
     from autotune.spec import StudyStatus
     from autotune.study.progress import LoopEvent, TrialEnded
@@ -143,7 +143,7 @@ def tune(
             remedy=leave_out if on else "add --on slurm or --on kubernetes",
             field=named[0],
         )
-    place = base or (Path.cwd() if spec == "-" else Path(spec).absolute().parent)
+    place = base or folder_of(spec)
     if on is not None:
         write_job(
             document,

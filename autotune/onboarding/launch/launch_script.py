@@ -78,7 +78,8 @@ class ChosenPython(NamedTuple):
 
     def found(self, folders: Iterable[Path]) -> Path | None:
         """The interpreter or environment, by its path in one of these folders."""
-        found = (folder / Path(self.path).expanduser() for folder in folders) if self.path else ()
+        path = os.path.expanduser(self.path)
+        found = (folder / path for folder in folders) if path else ()
         return next(
             (Path(os.path.normpath(each.absolute())) for each in found if self._is_in(each)), None
         )

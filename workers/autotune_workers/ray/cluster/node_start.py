@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.detect import usable_cores
 from autotune.spec.texts.as_text import format_duration
 from autotune_workers.process.children import OF_A_JOB
 from autotune_workers.process.machine import free_port
@@ -120,7 +121,7 @@ def _sizes(options: list[str]) -> list[str]:
     gpus = _count(os.environ.get("SLURM_GPUS_ON_NODE", "")) or len(
         list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     )
-    cpus = _count(os.environ.get("SLURM_CPUS_ON_NODE", "")) or len(os.sched_getaffinity(0))
+    cpus = _count(os.environ.get("SLURM_CPUS_ON_NODE", "")) or usable_cores()
     sizes = {"--num-cpus": max(cpus, gpus), "--num-gpus": gpus}
     given = {option.partition("=")[0] for option in options}
     return [*options, *(f"{name}={size}" for name, size in sizes.items() if name not in given)]
