@@ -18,11 +18,17 @@ token, of the input (k) and of the output (n) of its matrix:
     PEFT, whose adapters are in fp32              10.5 k + 5 n              13.5 k + 2 n     input cast to fp32, dropped out there, and cast back by autocast
     PEFT beside 4 bits                            7.5 k + 11 n              10.5 k + 5 n     input in fp32; output copied, and summed in fp32
 
-`prepare_model_for_kbit_training` of PEFT casts embeddings and norms to fp32, and so all that flows
-between the layers; bitsandbytes casts the input of every matrix to 16 bits and its output back: 3 k
-+ 3 n in each direction. (peft: `tuners/lora/layer.py` and `bnb.py`, Linear.forward;
-`utils/other.py`; bitsandbytes: `nn/modules.py`, Linear4bit.) Scripts for PEFT set a dropout, the
-recipes of the others none; taken as given.
+`prepare_model_for_kbit_training` of PEFT casts embeddings, norms and the output projection to fp32,
+and so all that flows between the layers; bitsandbytes casts the input of every matrix to 16 bits
+and its output back: 3 k + 3 n in each direction. (peft: `tuners/lora/layer.py` and `bnb.py`,
+Linear.forward; `utils/other.py`; bitsandbytes: `nn/modules.py`, Linear4bit.) Scripts for PEFT set a
+dropout, the recipes of the others none; taken as given.
+
+What a layer keeps for the backward pass follows from the same code (read off live tensors of
+transformers 5.24 with PEFT 0.21, `tests/third_party/peft_activations.py`): a frozen matrix does not
+keep its input, and each of PEFT's adapters keeps its own input after the dropout in 16 bits, with
+the dropout's mask, 3 k bytes per token. Adapters of the other libraries share the input that a
+trained matrix would keep.
 """
 
 from __future__ import annotations
@@ -40,8 +46,8 @@ from autotune.spec import ConfigTable, ModelSpec, Peft, Workload
 
 FOUR_BITS = 0.516
 """bytes of a weight in 4 bits, its share of the scales included"""
-FROZEN_EDGE_BYTES = 2.0
-"""bytes of a frozen weight of the embedding or the output projection"""
+MASK_BYTES = 1.0
+"""bytes per element of a dropout's mask"""
 UNPACKED_BYTES = FOUR_BITS + 2.0
 """bytes that are read and written to make a weight of 16 bits out of one of 4 bits"""
 EAGER = np.array([[0.0, 5.0], [3.0, 2.0]])
@@ -57,6 +63,35 @@ CAST = 3.0
 def frozen_bytes(workload: Workload) -> float:
     """Bytes in which a frozen weight of a layer is kept and gathered."""
     return FOUR_BITS if workload.peft is not None and workload.peft.method == "qlora" else 2.0
+
+
+def frozen_edge_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
+    """Bytes of a frozen weight of the embedding or the output projection: in 16 bits, or in fp32
+    with a copy of the projection that autocast makes in 16 bits."""
+    copied = 2.0 if workload.model.tied_embeddings else 1.0
+    return np.where(has_wide_stream(workload, table, traits), FP32 + copied, 2.0)
+
+
+def inputs_kept(workload: Workload, traits: Traits) -> tuple[float, float]:
+    """Shares of what trained matrices keep of their inputs, beside frozen ones: (of the outputs of
+    both norms, of the activation function's output)."""
+    if workload.peft is None:
+        return 1.0, 1.0
+    if has_library(workload, traits):
+        return 0.0, 0.0
+    return (1.0, 1.0) if workload.peft.targets == "all" else (0.5, 0.0)
+
+
+def adapters_kept(workload: Workload, layout: Layout, size: Column, traits: Traits) -> Column:
+    """Bytes per token that one layer's adapters keep of their own, averaged over the layers.
+    `size`: bytes of an element."""
+    kept = np.zeros_like(layout.tp)
+    if workload.peft is None or not has_library(workload, traits):
+        return kept
+    for matrix, inputs, outputs in _adapted(workload.model, workload.peft, layout):
+        widths = _widths(workload.model, matrix, inputs, outputs, merged=False)
+        kept = kept + (size + MASK_BYTES) * widths[:, 0]
+    return kept
 
 
 def adapter_weights(model: ModelSpec, peft: Peft, layout: Layout) -> tuple[Column, Column]:
@@ -101,22 +136,22 @@ def adapters_moved_s(
         return nothing, nothing
     size, model = element_bytes(table), workload.model
     halved = (size < FP32)[:, None, None]  # in fp32 nothing is cast
-    is_wide = has_wide_stream(workload, traits)
+    is_wide = has_wide_stream(workload, table, traits)[:, None, None]
     casting = PEFT if has_library(workload, traits) else EAGER
-    if is_wide:
-        casting = PEFT_4_BITS
+    casting = np.where(is_wide, PEFT_4_BITS, casting)
     compiled = np.asarray(table.compile, dtype=bool)[:, None, None]
     beside = np.where(compiled, COMPILED, np.where(halved, casting, EAGER))
     moved = np.zeros((len(table), 2))
     for matrix, inputs, outputs in _adapted(model, workload.peft, layout):
         widths = _widths(model, matrix, inputs, outputs, merged=traits.fused)
         moved = moved + np.einsum("ipw,iw->ip", beside, widths)
-    if is_wide:
+    if is_wide.any():
         for matrix, inputs, outputs in _adapted(model, Peft(targets="all"), layout):
             cast = CAST * _widths(model, matrix, inputs, outputs, merged=False).sum(
                 axis=1, keepdims=True
             )
-            moved = moved + np.where(halved[:, 0] & ~compiled[:, 0], cast, 0.0)
+            casts = is_wide[:, 0] & halved[:, 0] & ~compiled[:, 0]
+            moved = moved + np.where(casts, cast, 0.0)
     rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
     seconds = moved * (layout.tokens * size / rate)[:, None]
     return seconds[:, 0], seconds[:, 1]

@@ -55,6 +55,9 @@ class Traits:
     gated_kept: float = 4.0
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation
     and the product; 3 with a fused kernel that recomputes one"""
+    keeps_normed: bool = False
+    """norms whose gain is trained keep the normalized input beside its cast to fp32, because the
+    product with the gain is a kernel of its own (transformers' `LlamaRMSNorm` and its like)"""
     repeats_keys: bool = False
     """keys and values are copied to all heads of queries before attention, which keeps the copies
     (torchtitan's `repeat_kv`)"""
@@ -292,7 +295,9 @@ TRAITS = {
         loss="parallel",
         reduction="end",
     ),
-    "accelerate": replace(EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True),
+    "accelerate": replace(
+        EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True, keeps_normed=True
+    ),
     "hf_trainer": replace(
         EAGER,
         shard_hooks=FSDP_HOOKS,
@@ -301,6 +306,7 @@ TRAITS = {
         holds_logits=False,
         peft=True,
         foreach=True,
+        keeps_normed=True,
     ),
     "lightning": replace(EAGER, foreach=True),
     "native": NATIVE,

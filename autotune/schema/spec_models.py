@@ -184,6 +184,10 @@ class PeftDocument(Document, defer_build=True):
         default="",
         description="peft: Hugging Face's PEFT adapters, which cast their inputs to fp32",
     )
+    upcast: StrictBool | None = Field(
+        default=None,
+        description="whether the program casts embeddings, norms and the output projection to fp32, as PEFT's `prepare_model_for_kbit_training` does; default: with qlora and PEFT, unless ZeRO-3 or FSDP shards the weights",
+    )
 
 
 class WorkloadDocument(Document, defer_build=True):

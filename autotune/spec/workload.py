@@ -41,6 +41,10 @@ class Peft:
     library: str = ""
     """peft if the program uses Hugging Face's PEFT adapters (LLaMA-Factory, axolotl, TRL);
     otherwise empty"""
+    upcast: bool | None = None
+    """whether the program casts embeddings, norms and the output projection to fp32, as PEFT's
+    `prepare_model_for_kbit_training` does; None: assumed for qlora with PEFT's adapters, unless
+    ZeRO-3 or FSDP shards the weights"""
 
     def __post_init__(self) -> None:
         one_of("peft.method", self.method, PEFT_METHODS)

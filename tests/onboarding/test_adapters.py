@@ -69,6 +69,66 @@ def test_adapters_are_those_that_the_options_ask_for(
     assert draft.document["workload"].get("peft") == peft
 
 
+QLORA_PROGRAM = """import peft
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, TrainingArguments
+HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+four_bits = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", quantization_config=four_bits)
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "upcast"),
+    [
+        ("model = peft.get_peft_model(model, peft.LoraConfig(r=8))", {"upcast": False}),
+        (
+            "model = peft.get_peft_model(peft.prepare_model_for_kbit_training(model), peft.LoraConfig(r=8))",
+            {},
+        ),
+        ("trainer = SFTTrainer(model, peft_config=peft.LoraConfig(r=8))", {}),
+    ],
+)
+def test_a_program_that_makes_its_own_adapters_upcasts_only_what_it_prepares(
+    more: str, upcast: dict[str, bool], tmp_path: Path
+) -> None:
+    """What a trainer of a library does with its adapters depends on its release: nothing is
+    said."""
+    (tmp_path / "train.py").write_text(f"{QLORA_PROGRAM}{more}\n")
+    draft = first_draft(
+        file_with(tmp_path / "run.sh", f"torchrun --nproc_per_node 8 train.py {HF}\n"),
+        cluster="h100-sxm-1x8",
+        folder=tmp_path,
+    )
+    assert draft.document["workload"]["peft"] == {**lora(8, method="qlora"), **upcast}
+
+
+@pytest.mark.parametrize(
+    ("config", "peft", "note"),
+    [
+        ("peft.LoraConfig(r=8)", 8, ""),
+        ("None", 0, ""),
+        ("peft.LoraConfig(r=8) if WITH else None", 0, "adapters (SFTTrainer in line 8)"),
+        ("made()", 0, "adapters (SFTTrainer in line 8)"),
+        ("get_peft_config(arguments)", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_adapters_that_a_trainer_is_given_are_planned_or_named(
+    config: str, peft: int, note: str, named: bool, tmp_path: Path
+) -> None:
+    given = f"config = {config}\n" if named else "\n"
+    program = QLORA_PROGRAM.replace(", quantization_config=four_bits", "")
+    program = program.replace("four_bits = BitsAndBytesConfig(load_in_4bit=True)\n", "\n\n")
+    program = program.replace("BitsAndBytesConfig, ", "")
+    program += f"{given}SFTTrainer(model, peft_config={'config' if named else config})\n"
+    (tmp_path / "train.py").write_text(program)
+    launch = file_with(tmp_path / "run.sh", f"torchrun --nproc_per_node 8 train.py {HF}\n")
+    found = review(launch, cluster="h100-sxm-1x8")
+    assert (found.study.workload.peft.rank if found.study.workload.peft else 0) == peft
+    assert any(note in each for each in found.assumed) if note else True
+    assert found.is_upper_bound == bool(note)
+
+
 MEGATRON = (
     "torchrun --nproc_per_node 8 finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
     "--seq-length 1024 --micro-batch-size 8 --global-batch-size 256 --bf16"

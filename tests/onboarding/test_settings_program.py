@@ -142,6 +142,11 @@ READ = {
                 "finetuning_type=freeze, planned as if every weight were trained",
             ),
             (
+                {"finetuning_type": "lora", "quantization_bit": 4},
+                {"workload/peft/upcast": False},
+                "",
+            ),
+            (
                 {"finetuning_type": "lora", "quantization_bit": 8},
                 {},
                 "8-bit weights, which plans count as 16-bit",

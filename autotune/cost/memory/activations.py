@@ -4,10 +4,12 @@ runs, in bytes per token on a rank.
     h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits experts that a token visits
 
 residual    the inputs of both norms, 2h                                       norm        their outputs, which the matrix products keep, 2h
-cast        where norms are kernels of their own: their inputs in fp32 in place of those in 16 bits, 2h more
+cast        where norms are kernels of their own: their inputs in fp32 in place of those in 16 bits, 2h more; and the normalized inputs, 2h, where their gain is
+            trained and multiplied apart (`Traits.keeps_normed`). Kernels that are compiled, and Liger's, keep neither
 attention   queries, keys, values and the output (Korthikanti et al., arXiv 2205.05198, section 4); with a latent also both sides of its norms. Rotary
             embeddings keep nothing: their gradient needs the angles alone
 mlp         what goes into the activation function (2f gated, f plain), and its output f
+adapters    inputs of PEFT's adapters; frozen weights keep none of norm, output and f (`trainable.adapters_kept`)
 experts     the same once for every expert that a token visits, with a copy h of the token; the router's probabilities
 scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1)
 
@@ -41,9 +43,10 @@ import numpy as np
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, Layout, dense_width
 from autotune.cost.time.compute import element_bytes, keeps_scores
-from autotune.cost.time.elementwise import is_liger
+from autotune.cost.time.elementwise import has_wide_stream, is_liger
 from autotune.cost.time.recompute import BUDGETS
 from autotune.cost.time.stalls import is_offloaded
+from autotune.cost.trainable import adapters_kept, inputs_kept
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
@@ -82,6 +85,8 @@ class LayerActivations:
     visited: Column
     """copies of the tokens at the experts, and the router"""
     scores: Column
+    adapters: Column
+    """inputs of low-rank adapters, where each adapter keeps its own"""
     mixer: Column
     """what state-space, linear and convolution layers keep beside what attention would"""
     running: Column
@@ -99,7 +104,7 @@ class LayerActivations:
             + self.activated
             + self.visited
         )
-        return np.asarray(kept + self.scores + self.mixer)
+        return np.asarray(kept + self.scores + self.adapters + self.mixer)
 
 
 def stored_share(table: ConfigTable, traits: Traits) -> Column:
@@ -132,7 +137,9 @@ def layer_activations(
         width = width * np.where(
             is_offloaded(table, "activations"), np.minimum(h / layout.tokens, 1.0), 1.0
         )
-    between = np.maximum(traits.gated_kept - 3.0, 0.0) if model.gated_mlp else 0.0
+    linear = is_liger(table, traits)
+    # Liger's activation computes its gate's part again
+    between = np.where(linear, 0.0, np.maximum(traits.gated_kept - 3.0, 0.0) * model.gated_mlp)
     # in fp32 both sides of the product with the router's weights are kept
     weighed = np.where(traits.weighs_in_fp32, 8.0 / size, 0.0 if traits.weighs_inside else 1.0)
     copies = visits * h * (stored + weighed)
@@ -143,30 +150,43 @@ def layer_activations(
         else 0.0 * tp
     )
     # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16
-    # bits, of which one is counted with `residual`
-    cast = np.where((size < 4) & (not traits.fused), 2.0 * h, 0.0)
+    # bits, of which one is counted with `residual`; transformers' norms keep what they multiply
+    # with a trained gain too
+    gained = 2.0 * h if traits.keeps_normed and workload.peft is None else 0.0
+    eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & ~linear
+    cast = np.where(eager & (size < 4), 2.0 * h + gained, 0.0)
     gathered = np.where(
         (layout.cp > 1) & table.is_word("cp_style", "gather"),
         2.0 * layout.cp * model.num_kv_heads * model.head_dim / tp,
         0.0,
     )
     # Liger's activation writes both gradients over its inputs
-    widest = np.where(is_liger(table, traits), 1.0, 1.0 + gate)
-    running = h / cut + h + np.maximum(widest * width + 2.0 * visits * h, 2.0 * _heads(model) / tp)
+    widest = np.where(linear, 1.0, 1.0 + gate)
+    stream = np.where(has_wide_stream(workload, table, traits), 4.0, size)
+    norms_kept, product_kept = inputs_kept(workload, traits)
+    running = stream * (h / cut + h) + np.maximum(
+        stream * (widest * width + 2.0 * visits * h), size * 2.0 * _heads(model) / tp
+    )
     found = LayerActivations(
-        boundary=size * h / cut,
-        residual=size * 2.0 * h / cut,
-        norm=size * 2.0 * h * stored / (np.ones_like(cut) if traits.keeps_gathered else cut),
-        cast=size * cast / cut,
+        boundary=stream * h / cut,
+        residual=stream * 2.0 * h / cut,
+        norm=norms_kept
+        * size
+        * 2.0
+        * h
+        * stored
+        / (np.ones_like(cut) if traits.keeps_gathered else cut),
+        cast=np.where(stream > size, 0.0, size * cast / cut),
         attention=size * _attention(model, table, layout, traits, stored),
         projected=size * (_heads(model) - output if model.is_latent else 0.0) / tp,
-        mlp=size * (gate + between) * width,
-        activated=size * width * stored,
+        mlp=stream * (gate + between) * width,
+        activated=product_kept * size * width * stored,
         visited=size
         * (copies / np.where(layout.sequence_parallel, tp / layout.expert_tp, 1.0) + router / cut),
         scores=size * kept_scores,
+        adapters=adapters_kept(workload, layout, size, traits),
         mixer=np.zeros_like(tp),
-        running=size * (running + gathered),
+        running=running + size * gathered,
     )
     if model.code is None or not model.code.layers:
         return found

@@ -27,7 +27,7 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, LayerWeights, Layout, layer_matmuls, layer_weights
 from autotune.cost.time.compute import element_bytes
 from autotune.cost.time.stalls import is_offloaded
-from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
+from autotune.cost.trainable import adapter_weights, frozen_bytes, frozen_edge_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
@@ -209,7 +209,7 @@ def state_bytes(
         in_use = frozen_bytes(workload) + adapter / 4.0 * trained
         frozen = {
             "weight": frozen_bytes(workload) + kept,
-            "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES),
+            "edge_weight": frozen_edge_bytes(workload, table, traits),
         }
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}

@@ -177,7 +177,7 @@ def layer_forward_s(
         attention = plain + read_and_written / (
             gpu.memory_bytes_per_s * constants.memory_efficiency
         )
-    is_wide = has_wide_stream(workload, traits)
+    is_wide = has_wide_stream(workload, table, traits)
     moved = (
         layout.tokens * size * moved_elements(model, table, layout, traits, is_wide=is_wide).total
     )

@@ -51,7 +51,12 @@ class MovedElements:
 
 
 def moved_elements(
-    model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, *, is_wide: bool = False
+    model: ModelSpec,
+    table: ConfigTable,
+    layout: Layout,
+    traits: Traits,
+    *,
+    is_wide: NDArray[np.bool_] | bool = False,
 ) -> MovedElements:
     """What the memory-bound kernels of one layer read and write, for every row. `is_wide`: what
     flows between the layers is in fp32."""
@@ -68,7 +73,7 @@ def moved_elements(
     if model.is_latent:
         rotated = 2.0 * heads * model.qk_rope_head_dim + 2.0 * (kv + heads * model.v_head_dim)
     activation = np.where(eager, 5.0, 3.0) if model.gated_mlp else 2.0
-    width = 2.0 if is_wide else 1.0
+    width = np.where(is_wide, 2.0, 1.0)
     return MovedElements(
         norms=np.where(eager, 36.0, 4.0) * h / cut,
         residuals=width * np.where(compiled, 4.0, 6.0) * h / cut,
@@ -83,14 +88,17 @@ def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
     return table.is_word("loss", "fused") & traits.liger
 
 
-def has_wide_stream(workload: Workload, traits: Traits) -> bool:
-    """Whether what flows between the layers is in fp32, as beside 4-bit weights under PEFT
-    (`trainable.py`)."""
-    return (
-        has_library(workload, traits)
-        and workload.peft is not None
-        and workload.peft.method == "qlora"
-    )
+def has_wide_stream(workload: Workload, table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
+    """Rows in which what flows between the layers is in fp32, as beside 4-bit weights under PEFT
+    (`trainable.py`), unless the program does not cast (`Peft.upcast`). Where nothing says, weights
+    that ZeRO-3 shards are not cast: they are loaded on the host, where TRL and axolotl leave them
+    as they are."""
+    peft = workload.peft
+    if peft is None or peft.method != "qlora" or not has_library(workload, traits):
+        return np.zeros(len(table), dtype=bool)
+    if peft.upcast is not None:
+        return np.full(len(table), peft.upcast)
+    return np.asarray(table.zero_stage < 3)
 
 
 def has_library(workload: Workload, traits: Traits) -> bool:

@@ -17,7 +17,7 @@ from autotune.cost.time.layer import LayerTime, layer_time
 from autotune.cost.time.pipeline import bubble_time_s
 from autotune.cost.time.traffic import RankWeights, data_step_s
 from autotune.cost.time.update import update_s
-from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
+from autotune.cost.trainable import adapter_weights, frozen_bytes, frozen_edge_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, TimeParts, Workload
 
@@ -54,7 +54,7 @@ def time_parts(
     """
     layer = layer_time(workload, table, layout, constants, traits)
     rank = _slowest_rank(workload, table, layout, stages, constants, traits, layer)
-    weights, edges = _weights_of_a_rank(workload, layout, stages, traits)
+    weights, edges = _weights_of_a_rank(workload, table, layout, stages, traits)
     m, layers = layout.accumulation, rank.layers
 
     once, each, late = data_step_s(workload, table, layout, constants, traits, weights)
@@ -151,7 +151,7 @@ def _sends_s(
 
 
 def _weights_of_a_rank(
-    workload: Workload, layout: Layout, stages: Stages, traits: Traits
+    workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, traits: Traits
 ) -> tuple[RankWeights, Column]:
     """Weights of the rank with the most layers; of the trained ones, how many are of embedding and
     output projection."""
@@ -166,7 +166,8 @@ def _weights_of_a_rank(
         return RankWeights(most, most * dense + edges, most * experts, nothing, nothing), edges
     trained, trained_experts = adapter_weights(model, workload.peft, layout)
     size = frozen_bytes(workload)
-    frozen = (size * most * dense + FROZEN_EDGE_BYTES * edges, size * most * experts)
+    at_edges = frozen_edge_bytes(workload, table, traits) * edges
+    frozen = (size * most * dense + at_edges, size * most * experts)
     return RankWeights(most, most * trained, most * trained_experts, *frozen), nothing
 
 

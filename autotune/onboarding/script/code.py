@@ -34,6 +34,7 @@ from autotune.onboarding.script.syntax import (
     Text,
     called_name,
     calls_of,
+    is_none,
     keywords_of,
     last_name,
     literal_or_none,
@@ -297,12 +298,33 @@ class Code:
     def adapted(self) -> tuple[str, bool]:
         """(the call that gives a model adapters, with its line; whether it is under no condition);
         an empty one where there is none."""
-        found = self.whole.calls("get_peft_model", "inject_adapter_in_model")
+        wraps = self.whole.calls("get_peft_model", "inject_adapter_in_model")
+        given = {
+            id(call): value for call in self.whole.calls() if (value := self._adapters_of(call))
+        }
+        found = wraps + [call for call in self.whole.calls() if id(call) in given]
         if not found:
             return "", False
         plain = {id(node) for node in _plain_nodes(self.whole)}
-        call = next((call for call in found if id(call) in plain), found[0])
-        return f"{called_name(call)} in line {call.lineno}", id(call) in plain
+        sure = [
+            call
+            for call in found
+            if id(call) in plain and (id(call) not in given or _is_lora(given[id(call)]))
+        ]
+        call = next(iter(sure or found))
+        return f"{called_name(call)} in line {call.lineno}", bool(sure)
+
+    def _adapters_of(self, call: ast.Call) -> ast.expr | None:
+        """The adapters that a call gives a trainer, which wraps the model in them; None where there
+        are none, or where options decide (TRL's `get_peft_config`)."""
+        given = keywords_of(call).get("peft_config")
+        if given is None or not called_name(call).endswith("Trainer"):
+            return None
+        if isinstance(given, ast.Name):
+            named = [n for n in self.whole.assignments if ast.unparse(n.targets[0]) == given.id]
+            given = named[0].value if len(named) == 1 else given
+        by_options = isinstance(given, ast.Call) and called_name(given) == "get_peft_config"
+        return None if by_options or is_none(given) else given
 
     @cached_property
     def adapters(self) -> Mapping[str, Any] | None:
@@ -383,6 +405,10 @@ def _precision_of(call: ast.Call) -> ast.expr | None:
     """What a trainer's class is told of the number format."""
     given = keywords_of(call)
     return given.get("precision") or given.get("mixed_precision")
+
+
+def _is_lora(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and called_name(node) == "LoraConfig"
 
 
 def _plain_nodes(text: Text) -> list[ast.AST]:

@@ -260,4 +260,7 @@ def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, An
     )
     is_quantized = method == "qlora" or quantized == 4 or bool(document.get("load_in_4bit"))
     rank = _count(document, (program.peft[1], 8))
-    return {"method": "qlora" if is_quantized else "lora", "rank": rank, "library": "peft"}
+    if not is_quantized:
+        return {"method": "lora", "rank": rank, "library": "peft"}
+    upcast = {} if program.upcast is None else {"upcast": program.upcast}
+    return {"method": "qlora", "rank": rank, "library": "peft", **upcast}

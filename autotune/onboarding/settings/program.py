@@ -44,6 +44,9 @@ class SettingsProgram:
     """key, its words by the knob's values, and the knob's value where the file does not say"""
     peft: tuple[str, str]
     """keys of the kind and of the rank of adapters"""
+    upcast: bool | None = None
+    """whether it casts embeddings and norms beside 4-bit weights to fp32; None: as PEFT does
+    (axolotl: loaders/model.py)"""
     more: tuple[str, ...]
     """settings of every trial"""
     optimizer: str = ""
@@ -92,6 +95,7 @@ _FACTORY = SettingsProgram(
     seq_len=("cutoff_len", 2048),
     recompute=("disable_gradient_checkpointing", {"full": "false", "none": "true"}, "full"),
     peft=("finetuning_type", "lora_rank"),
+    upcast=False,  # model/model_utils/checkpointing.py
     more=("max_steps={steps}", "logging_steps=1", "save_strategy='no'", "plot_loss=false"),
     optimizer="optim",
     optimizers=("use_muon", "use_galore", "use_apollo", "use_badam", "use_adam_mini"),

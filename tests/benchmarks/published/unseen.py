@@ -65,6 +65,8 @@ UNFUSED = (
 transformers of 2022 and 2023, a model with no other attention"""
 PEFT_PROGRAMS = ("universal_llm_trainer", "vectorlm", "llama_recipes_lora")
 """programs of their own whose code calls Hugging Face's PEFT"""
+NOT_UPCAST = ("qwen_finetune",)
+"""sources whose frozen weights are 4 bits by GPTQ, beside which PEFT casts nothing to fp32"""
 
 
 def unseen(recompute: str = "none", batch: int = 1) -> dict[str, list[Block]]:
@@ -84,7 +86,11 @@ def _run(r: dict[str, str]) -> Run:
     library = "peft" if r["source"] in PEFT_PROGRAMS else ""
     adapters = (
         Peft(
-            method=r["peft"], rank=whole(r["peft_rank"]), targets=r["peft_targets"], library=library
+            method=r["peft"],
+            rank=whole(r["peft_rank"]),
+            targets=r["peft_targets"],
+            library=library,
+            upcast=False if r["source"] in NOT_UPCAST else None,
         )
         if r["peft"]
         else None

@@ -197,13 +197,30 @@ def test_frozen_layers_are_gathered_as_they_are_kept_and_no_gradient_of_theirs_i
     assert gathered(None) > gathered(Peft(method="lora", rank=1))
 
 
-def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen() -> None:
-    where = replace(workload(trainer="hf_trainer"), peft=Peft(method="qlora", rank=8))
-    wider = replace(where, model=replace(MODEL, vocab_size=2 * MODEL.vocab_size))
-    more = parts(wider, ParallelConfig()).weights - parts(where, ParallelConfig()).weights
-    assert more == pytest.approx(
-        2.0 * (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size
+@pytest.mark.parametrize(
+    ("upcast", "trainer", "stage", "pair"),
+    [
+        (None, "hf_trainer", 0, 4.0 + 4.0 + 2.0),
+        (True, "hf_trainer", 3, 4.0 + 4.0 + 2.0),
+        (None, "hf_trainer", 3, 2.0 + 2.0),
+        (False, "hf_trainer", 0, 2.0 + 2.0),
+        (None, "lightning", 0, 2.0 + 2.0),
+    ],
+)
+def test_embedding_and_output_projection_beside_four_bits_are_in_fp32_if_peft_casts_them(
+    upcast: bool | None, trainer: str, stage: int, pair: float
+) -> None:
+    """`prepare_model_for_kbit_training` casts both, and autocast copies the projection in 16 bits;
+    no library casts what ZeRO-3 shards."""
+    where = replace(
+        workload(trainer=trainer, model=replace(MODEL, tied_embeddings=False)),
+        peft=Peft(method="qlora", rank=8, upcast=upcast),
     )
+    wider = replace(where, model=replace(where.model, vocab_size=2 * MODEL.vocab_size))
+    config = ParallelConfig(dp=2, zero_stage=stage)
+    more = parts(wider, config).weights - parts(where, config).weights
+    ranks = 2 if stage == 3 else 1
+    assert more * ranks == pytest.approx(pair * MODEL.vocab_size * MODEL.hidden_size)
 
 
 @pytest.mark.parametrize("trainer", ["command", "megatron"])
