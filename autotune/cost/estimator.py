@@ -29,7 +29,7 @@ from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.rl.step import estimate_step
 from autotune.cost.rl.step import step_times as rl_step_times
-from autotune.cost.time.compute import peak_flops_per_s
+from autotune.cost.time.compute import mfu_peak_flops_per_s
 from autotune.cost.time.stalls import with_stalls
 from autotune.cost.time.step import time_parts
 from autotune.cost.traits import loop_traits
@@ -135,7 +135,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     step = times.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
-    reference = peak_flops_per_s(workload, table)
+    reference = mfu_peak_flops_per_s(workload, table, constants)
     level_sigma = np.full_like(step, constants.level_sigma)
     sigma = np.hypot(time_sigma(times, constants, workload.model), level_sigma)
     low, _ = interval(step, sigma)

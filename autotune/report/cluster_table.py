@@ -9,7 +9,7 @@ from autotune.plan.clusters import ClusterChoice
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import FULL, MIN_CONFIG, Palette, format_count, plain_table
 from autotune.spec import config_label
-from autotune.spec.texts.as_text import UNKNOWN, two_digits
+from autotune.spec.texts.as_text import UNKNOWN, format_mfu, two_digits
 
 """a price or a power that is not in the catalog"""
 
@@ -55,7 +55,7 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
         format_count(float(estimate.tokens_per_s)),
         f"{format_count(low)} to {format_count(high)}",
         format_count(float(estimate.tokens_per_s_per_gpu)),
-        f"{float(estimate.mfu):.1%}",
+        format_mfu(float(estimate.mfu)),
         f"{float(estimate.oom_probability):.0%}",
     ]
     if billed and choice.bill:

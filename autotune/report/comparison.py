@@ -31,7 +31,7 @@ from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_changes, config_label
 from autotune.spec.runs.versions import differences
-from autotune.spec.texts.as_text import UNKNOWN, format_span, value_word
+from autotune.spec.texts.as_text import UNKNOWN, format_mfu, format_span, value_word
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -158,7 +158,7 @@ def trial_facts(trial: Trial) -> dict[str, str]:
     """A trial's knobs, what was predicted and measured of it, and where its time and memory go."""
     m, estimate, reward = trial.measurement, trial.estimate, trial.reward
     measured = m if trial.is_measured else None
-    times, is_profiled = time_parts(trial)
+    (times,), source = time_parts(trial)
     losses = [loss for loss in m.losses if math.isfinite(loss)] if m else []
     return {
         **knob_words(trial.config),
@@ -176,18 +176,14 @@ def trial_facts(trial: Trial) -> dict[str, str]:
         "probability of running out of memory": f"{float(estimate.oom_probability):.0%}"
         if estimate
         else UNKNOWN,
-        "model FLOPs utilization": f"{measured.mfu:.1%}"
-        if measured and measured.mfu is not None and measured.mfu <= 1.0
-        else UNKNOWN,
+        "model FLOPs utilization": format_mfu(measured.mfu if measured else None),
         "last loss": f"{losses[-1]:.4f}" if losses else UNKNOWN,
         "reward": f"{reward.total:+.3f}" if reward else UNKNOWN,
         "stability": f"{reward.stability:.2f}" if reward else UNKNOWN,
         "steps that count": str(len(measured.step_times_s)) if measured else UNKNOWN,
         "setup": format_duration(m.setup_s) if m and m.setup_s else UNKNOWN,
         **{
-            f"time: {PART_NAMES.get(name, name)} ({'profiled' if is_profiled else 'predicted'})": format_duration(
-                value
-            )
+            f"time: {PART_NAMES.get(name, name)} ({source})": format_duration(value)
             for name, value in times.items()
             if value > 0
         },

@@ -17,15 +17,23 @@ from autotune.spec.config import capitalized
 from autotune.spec.runs.trial import trial_numbers
 from autotune.spec.texts.as_text import format_speedup
 
+OVERLAPPED = "communication_overlapped"
+"""communication hidden behind computation: no part of the step's time"""
 
-def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
-    """Seconds of a step by cause, and whether they were profiled (else: predicted). Empty when
-    nothing is known."""
-    if trial.measurement is not None and trial.measurement.breakdown_s:
-        return {name: float(v) for name, v in trial.measurement.breakdown_s.items()}, True
-    if trial.estimate is None:
-        return {}, False
-    return {name: float(v) for name, v in trial.estimate.time_parts_s.to_dict().items()}, False
+
+def time_parts(*trials: Trial) -> tuple[list[dict[str, float]], str]:
+    """Seconds of each trial's step by cause, and the one source of all of them: profiled, if all
+    trials were or nothing was predicted, else predicted. Empty for a trial of which that is not
+    known."""
+    profiles = [t.measurement.breakdown_s if t.measurement is not None else {} for t in trials]
+    predictions = [
+        t.estimate.time_parts_s.to_dict() if t.estimate is not None else {} for t in trials
+    ]
+    is_profiled = all(profiles) or not any(predictions)
+    return [
+        {name: float(time_s) for name, time_s in parts.items() if name != OVERLAPPED}
+        for parts in (profiles if is_profiled else predictions)
+    ], "profiled" if is_profiled else "predicted"
 
 
 def why(found: Result) -> list[str]:
@@ -68,14 +76,13 @@ def _differs(baseline: Trial, best: Trial) -> str:
 
 
 def _moves(baseline: Trial, best: Trial) -> list[str]:
-    (before, measured_before), (after, measured_after) = time_parts(baseline), time_parts(best)
+    (before, after), source = time_parts(baseline, best)
     if not before or not after:
         return []
     # Per token, so that a different batch does not look like a different cost.
     a, b = _tokens(baseline), _tokens(best)
     moves = {n: (after.get(n, 0.0) / b - before.get(n, 0.0) / a) * a for n in {*before, *after}}
     total = sum(before.values())
-    source = "profiled" if measured_before and measured_after else "predicted"
     sentences = []
     for word, sign in (("shrank", -1), ("grew", 1)):
         large = sorted(

@@ -15,7 +15,7 @@ from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
-from autotune.spec.texts.as_text import UNKNOWN, format_span, format_speedup
+from autotune.spec.texts.as_text import UNKNOWN, format_mfu, format_span, format_speedup
 from autotune.trainers import python_line
 
 TRIAL_HEADS = (
@@ -96,7 +96,7 @@ def speed_row(trial: Trial) -> list[str]:
         format_count(tokens_per_s(trial)) if m else UNKNOWN,
         format_duration(m.step_time_s) if m else UNKNOWN,
         format_bytes(m.peak_memory_bytes) if m and m.peak_memory_bytes else UNKNOWN,
-        f"{m.mfu:.1%}" if m and m.mfu is not None else UNKNOWN,
+        format_mfu(m.mfu if m else None),
     ]
 
 

@@ -16,7 +16,7 @@ from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.estimate import MemoryParts, TimeParts
-from autotune.spec.texts.as_text import UNKNOWN, format_span
+from autotune.spec.texts.as_text import UNKNOWN, format_mfu, format_span
 from autotune.spec.texts.as_text import format_bytes as format_bytes
 from autotune.spec.texts.as_text import format_count as format_count
 from autotune.spec.texts.as_text import format_duration as format_duration
@@ -395,7 +395,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             format_count(float(estimate.tokens_per_s)),
             f"{float(estimate.tokens_per_s / base):.2f}x" if base else UNKNOWN,
             format_duration(float(estimate.step_time_s)),
-            f"{float(estimate.mfu):.1%}",
+            format_mfu(float(estimate.mfu)),
             format_bytes(float(estimate.peak_memory_bytes)),
             f"{float(estimate.oom_probability):.0%}",
             Text.from_markup(time_bar(_shown_parts(estimate), width=24, palette=palette)),

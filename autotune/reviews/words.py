@@ -21,6 +21,7 @@ from autotune.spec.texts.as_text import (
     format_count,
     format_duration,
     format_gain,
+    format_mfu,
     two_digits,
 )
 
@@ -172,7 +173,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     speed = f"{format_count(float(estimate.tokens_per_s))} tokens/s"
     yield (
         f"predicted: {format_duration(float(estimate.step_time_s))} a step ({format_duration(low)} to {format_duration(high)}), {speed}, "
-        f"{float(estimate.mfu):.0%} MFU"
+        f"{format_mfu(float(estimate.mfu), 0)} MFU"
     )
     if tokens is not None:
         bill = Bill.of(review.study.workload.cluster, float(estimate.tokens_per_s), tokens)

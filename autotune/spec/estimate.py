@@ -140,8 +140,8 @@ class Estimate(Plain):
     oom_probability: Number
     """probability that the peak exceeds the GPU's memory, 0 to 1"""
     mfu_peak_flops_per_s: Number = 0.0
-    """datasheet peak of one GPU in the precision of the matmuls, the denominator of `mfu`; 0 in
-    estimates of earlier versions"""
+    """peak of one GPU in the precision of the matmuls, the denominator of `mfu`: the datasheet's, or
+    what a calibration reached where that is higher; 0 in estimates of earlier versions"""
     level: Number = 1.0
     """factor on all times, learned from a study's earlier trials: measured step time divided by
     predicted step time on this cluster with its software"""

@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ PAGES: Mapping[str, str] = {
     "export": "/studies/{ended}/export?trainer=megatron&on=slurm",
     "export refused": "/studies/{running}/export?trial=1",
     "delete": "/studies/{ended}/delete",
+    "plan": "/plan?model=qwen3-8b&cluster=h200-sxm-4x8&seq_len=8192&batch=512&trainer=",
     "best": "/best?runner=simulated",
     "best predicted": "/best?model=gpt2-small&cluster=h100-sxm-1x4",
     "submit": "/submit",
@@ -212,6 +214,22 @@ def check_keyboard(page: Any) -> None:
         "(controls, missed) => missed.map((i) => controls[i].outerHTML.slice(0, 160))", missed
     )
     assert not told, told
+
+
+@pytest.mark.thorough
+def test_the_plan_of_a_phone_keeps_mfu_memory_and_its_risk(seen: Visit) -> None:
+    page = seen.page
+    page.set_viewport_size({"width": 390, "height": 900})
+    go(page, PAGES["plan"])
+    region = page.get_by_role("region", name="Ranked configs")
+    assert region.evaluate("(it) => it.scrollWidth <= it.clientWidth")
+    head = region.locator("thead").inner_text()
+    cells = region.locator("tbody tr").first.inner_text()
+    for word in ("Tokens/s", "MFU", "OOM risk", "memory"):
+        assert word in head
+    assert re.search(r"\d+\.\d%", cells), "MFU"
+    assert re.search(r"\b\d+%", cells), "risk"
+    assert "GiB" in cells
 
 
 @pytest.mark.thorough

@@ -231,7 +231,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     from autotune.report.terminal import format_bytes, format_count, plan_table
     from autotune.space.enumeration import in_words
     from autotune.spec import config_label
-    from autotune.spec.texts.as_text import two_digits
+    from autotune.spec.texts.as_text import format_mfu, two_digits
 
     out, _ = consoles()
     workload = study.workload
@@ -273,10 +273,8 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
                 continue
             cost = format_usd(row.cost_usd)
             days = "" if row.days is None else two_digits(row.days)
-            rate, mfu = (
-                format_count(float(row.estimate.tokens_per_s)),
-                f"{float(row.estimate.mfu):.1%}",
-            )
+            rate = format_count(float(row.estimate.tokens_per_s))
+            mfu = format_mfu(float(row.estimate.mfu))
             spent = (days, cost) if budgeted else ()
             rows.append([f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent])
         numbers = ("tokens/s", "MFU", *(("days", "cost") if budgeted else ()))
@@ -477,6 +475,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     from autotune.spec import config_label
     from autotune.spec.estimate import risk_text
+    from autotune.spec.texts.as_text import format_mfu
 
     out, _ = consoles()
     palette = palette_of(out)
@@ -499,7 +498,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
         )
     out.print(
         f"speed     {format_count(float(predicted.tokens_per_s))} tokens/s, "
-        f"{format_count(float(predicted.tokens_per_s_per_gpu))} per GPU, MFU {float(predicted.mfu):.1%}"
+        f"{format_count(float(predicted.tokens_per_s_per_gpu))} per GPU, MFU {format_mfu(float(predicted.mfu))}"
     )
     out.print(f"          {time_bar(predicted.time_parts_s, palette=palette)}", markup=True)
     out.print(f"          {time_legend(predicted.time_parts_s, palette=palette)}", markup=True)

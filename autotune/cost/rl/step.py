@@ -57,7 +57,7 @@ from autotune.cost.learn.uncertainty import Z90, interval, memory_sigma, time_si
 from autotune.cost.memory.peak import RankMemory
 from autotune.cost.rl.packing import Packed, packed
 from autotune.cost.rl.update import Pass, copied_s, refit_s
-from autotune.cost.time.compute import peak_flops_per_s
+from autotune.cost.time.compute import mfu_peak_flops_per_s
 from autotune.cost.traits import loop_traits
 from autotune.space.rl_laws import asked_of, knob_values
 from autotune.spec import (
@@ -455,7 +455,7 @@ def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration
     world = np.asarray(table.world_size, dtype=np.float64) + (
         knobs["rollout_gpus"] if asked.generates else 0.0
     )
-    reference = peak_flops_per_s(workload, table)
+    reference = mfu_peak_flops_per_s(workload, table, constants)
     per_gpu = tokens / step / world
     return Estimate(
         step_time_s=step,

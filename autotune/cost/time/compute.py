@@ -124,6 +124,14 @@ def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
     return np.where(narrow > 0, narrow, sixteen_bits_factor(table, constants))
 
 
+def mfu_peak_flops_per_s(workload: Workload, table: ConfigTable, constants: Calibration) -> Column:
+    """What MFU is relative to, FLOP/s: the datasheet's peak, or the rate that the constants say
+    large matmuls reach, where that is higher. A CPU has no datasheet, and a calibration of one
+    measures more than its stated order of magnitude."""
+    reached = constants.matmul_efficiency * reached_factor(table, constants)
+    return peak_flops_per_s(workload, table) * np.maximum(1.0, reached)
+
+
 def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
     """Rows whose matmuls are in 8 or 4 bits, so that what they read and write is cast and
     scaled."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from autotune.report.figures.loss_curves import loss_axis
 from autotune.report.figures.step_and_memory_parts import (
     MEMORY_NAMES,
-    OVERLAPPED,
     memory_bars,
     part_names,
     rank_parts,
@@ -101,13 +100,13 @@ def _step_times(source: TrialSource) -> Figure | None:
     return Figure(
         name="step_times",
         title="Step times",
-        shows="Duration of each optimizer step on the slowest rank, in seconds.",
+        shows="Duration of each optimizer step on the slowest rank.",
         how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle marks a step beyond the top of the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
         svg=plot(
             points,
             lines,
             x=_step_axis(last),
-            y=Axis(label="seconds of the step", format=format_duration, ticks=time_ticks),
+            y=Axis(label="step time", format=format_duration, ticks=time_ticks),
             description="Step times of the trial",
             legend=True,
         ),
@@ -207,14 +206,12 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_over_time",
         title="Memory over time",
-        shows="Highest peak memory of any rank since the trial began, in bytes, at the end of each step. The time axis shows the seconds of training after warm-up.",
+        shows="Highest peak memory of any rank since the trial began, at the end of each step. The time axis shows the training after warm-up.",
         how_to_read="Peak memory should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation, so a longer run may run out of memory.",
         svg=plot(
             [],
             lines,
-            x=Axis(
-                label="seconds of training after warm-up", format=format_duration, ticks=time_ticks
-            ),
+            x=Axis(label="training time after warm-up", format=format_duration, ticks=time_ticks),
             y=Axis(label="peak memory so far", format=format_bytes, ticks=byte_ticks),
             description="Peak memory of the trial over time",
             legend=True,
@@ -231,31 +228,35 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
 
 def _time(source: TrialSource) -> Figure | None:
     trial = source.trial
-    step_s = trial.measured.step_time_s if trial.measured else None
     found: list[tuple[str, dict[str, float]]] = []
     if trial.estimate is not None:
-        found.append(("predicted", _parts(trial.estimate.time_parts_s.to_dict())))
-    taken, is_profiled = time_parts(trial)
-    if is_profiled:
-        found.append(("profiled", _parts(taken)))
+        found.append(("predicted", trial.estimate.time_parts_s.to_dict()))
+    (parts,), known_by = time_parts(trial)
+    if parts and known_by == "profiled":
+        found.append((known_by, parts))
     if not found:
         return None
-    names = part_names([parts for _, parts in found])
-    bars = [
-        Bar(label=label, parts=parts, mark=step_s, note=format_duration(sum(parts.values())))
-        for label, parts in found
-    ]
+    names = {**part_names([parts for _, parts in found]), MEASURED: "measured step"}
+    if trial.measured is not None:
+        found.append((MEASURED, {MEASURED: trial.measured.step_time_s}))
     return Figure(
         name="time_by_parts",
         title="Where step time goes",
-        shows="Time in one optimizer step by cause, in seconds, as predicted by the cost model"
-        + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
-        how_to_read="The number next to a bar is the bar's whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
+        shows="Time in one optimizer step by cause, as predicted by the cost model"
+        + (
+            " and as profiled in the trial."
+            if known_by == "profiled"
+            else "; this trial was not profiled."
+        ),
+        how_to_read="The number next to a bar is the bar's whole length. Communication hidden behind computation is not shown.",
         svg=stacked_bars(
-            bars,
+            [
+                Bar(label=label, parts=parts, note=format_duration(sum(parts.values())))
+                for label, parts in found
+            ],
             names=names,
             number=format_duration,
-            x_label="seconds of one optimizer step",
+            x_label="time in one optimizer step",
             description="Step time of the trial by part",
             tick_values=time_ticks,
         ),
@@ -307,7 +308,7 @@ def _memory(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_by_parts",
         title="Where the memory goes",
-        shows=f"Peak memory in bytes: predicted by cause for the rank with the highest peak, and measured for each rank.{far}",
+        shows=f"Peak memory: predicted by cause for the rank with the highest peak, and measured for each rank.{far}",
         how_to_read="The tick across the first bar is the highest measured peak of any rank. Very different peaks mean uneven pipeline stages.",
         svg=svg,
         table=table_of(
@@ -315,12 +316,6 @@ def _memory(source: TrialSource) -> Figure | None:
             [*rows, ("capacity", capacity)],
         ),
     )
-
-
-def _parts(values: Mapping[str, float]) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in values.items() if name != OVERLAPPED and value > 0
-    }
 
 
 def _step_axis(last: float) -> Axis:

@@ -84,7 +84,7 @@ def running_steps(source: FigureSource) -> Figure | None:
     return Figure(
         name="running_steps",
         title="Steps of the running trials",
-        shows=f"Duration of each optimizer step so far on the slowest rank, in seconds.{cut}",
+        shows=f"Duration of each optimizer step so far on the slowest rank.{cut}",
         how_to_read=f"Each dot is a step; pale dots (the first {warm_up}) are warm-up and do not count. A trial ends when its steps agree closely enough. "
         + ". ".join(capitalized(str(left)) for left in steps_left(source))
         + ".",
@@ -110,7 +110,7 @@ def running_steps(source: FigureSource) -> Figure | None:
             x=Axis(
                 label="step", format=lambda v: f"{v:.0f}", high=max(1.0, last) + 0.5, is_whole=True
             ),
-            y=Axis(label="seconds of the step", format=format_duration, ticks=time_ticks),
+            y=Axis(label="step time", format=format_duration, ticks=time_ticks),
             description="Step times of the running trials",
             legend=True,
         ),

@@ -20,9 +20,6 @@ from autotune.results.diagnoses import diagnosis_of_run
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MemoryParts, Trial, config_label
 
-OVERLAPPED = "communication_overlapped"
-"""communication hidden behind computation: no part of the step's time, so it has no place in a
-stacked bar"""
 ROLE = Column(name="role", head="", is_number=False)
 MEMORY_NAMES: Mapping[str, str] = {part.name: PART_NAMES[part.name] for part in fields(MemoryParts)}
 """what people call the parts of memory"""
@@ -45,13 +42,11 @@ def compared_trials(source: FigureSource) -> list[tuple[str, Trial]]:
 
 def step_parts(source: FigureSource) -> Figure | None:
     """Seconds of a step by cause."""
-    bars, rows, profiled, trials = [], [], [], compared_trials(source)
-    for role, trial in trials:
-        parts, is_profiled = time_parts(trial)
-        parts = {name: time_s for name, time_s in parts.items() if name != OVERLAPPED}
+    bars, rows, trials = [], [], compared_trials(source)
+    found, known_by = time_parts(*(trial for _, trial in trials))
+    for (role, trial), parts in zip(trials, found, strict=True):
         if parts and trial.measurement is not None:
             step_s = trial.measurement.step_time_s
-            profiled.append(is_profiled)
             bars.append(
                 Bar(
                     label=f"{role} #{trial.number}",
@@ -67,14 +62,14 @@ def step_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="step_parts",
         title="Where step time goes",
-        shows=f"Time in one optimizer step by cause, in seconds ({_source_of(profiled)}), for the winner, the runner-up and the baseline.",
+        shows=f"Time in one optimizer step by cause, {known_by}, for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured step time. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ, so compare throughput, not just step times.",
         svg=stacked_bars(
             bars,
             names=names,
             number=format_duration,
-            x_label="seconds of one optimizer step",
+            x_label="time in one optimizer step",
             description="Step time of the winner, the runner-up and the baseline by part",
             tick_values=time_ticks,
         ),
@@ -130,7 +125,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="memory_parts",
         title="Where the memory goes",
-        shows=f"Predicted peak memory in bytes by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
+        shows=f"Predicted peak memory by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
         how_to_read="Bars are colored by cause. The tick and the number show the measured peak."
         + (
             ""
@@ -192,17 +187,6 @@ def memory_bars(
     return (
         svg,
         "" if is_near else f" The capacity, {capacity}, is beyond the right edge of the figure.",
-    )
-
-
-def _source_of(profiled: list[bool]) -> str:
-    """Where the parts of steps come from; `profiled`: whether each trial was."""
-    if all(profiled):
-        return "profiled"
-    return (
-        "profiled if the trial was profiled, otherwise predicted"
-        if any(profiled)
-        else "predicted by the cost model"
     )
 
 
@@ -278,7 +262,7 @@ def rank_parts(trial: Trial) -> Figure | None:
     return Figure(
         name="rank_parts",
         title="Where each rank's time goes",
-        shows=f"Time in a step by cause, in seconds: predicted, and spent by each "
+        shows=f"Time in a step by cause: predicted, and spent by each "
               f"rank (mean over the steps after warm-up).{more}",
         how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work; the others wait for the rank that waits least. "
         f"For details, run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
@@ -286,7 +270,7 @@ def rank_parts(trial: Trial) -> Figure | None:
             [Bar(label=label, parts=parts, note=format_duration(sum(parts.values()))) for label, parts in found],
             names=names,
             number=format_duration,
-            x_label="seconds of one optimizer step",
+            x_label="time in one optimizer step",
             description="Parts of a step by rank, predicted and measured",
             tick_values=time_ticks,
         ),

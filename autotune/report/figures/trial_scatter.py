@@ -73,7 +73,7 @@ def predicted_measured_memory(source: FigureSource) -> Figure | None:
         ],
         name="predicted_measured_memory",
         title="Predicted against measured: memory",
-        shows="Highest peak memory of any rank in bytes, predicted and measured. Trials that ran out of memory have no measured peak and are not shown.",
+        shows="Highest peak memory of any rank, predicted and measured. Trials that ran out of memory have no measured peak and are not shown.",
         error=("memory", "Median error"),
         columns=(PREDICTED_MEMORY, MEMORY),
         axis="peak memory",

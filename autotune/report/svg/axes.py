@@ -18,6 +18,7 @@ from autotune.report.svg.canvas import (
     Format,
     open_figure,
     text,
+    tick_words,
     ticks,
 )
 
@@ -56,8 +57,8 @@ class Axis:
         """The values with a tick, and their words: no two are the same."""
         found = [v for v in self.ticks(low, high, about) if not self.is_whole or v == round(v)]
         words: dict[str, float] = {}
-        for value in found:
-            words.setdefault(self.format(value), value)
+        for value, said in zip(found, tick_words(found, self.format), strict=True):
+            words.setdefault(said, value)
         return [(value, said) for said, value in words.items()]
 
 

@@ -17,6 +17,7 @@ from autotune.report.svg.canvas import (
     open_figure,
     shortened,
     text,
+    tick_words,
     ticks,
 )
 
@@ -74,9 +75,10 @@ def stacked_bars(
         return left + value / high * (right - left)
 
     out = [open_figure(WIDTH, height, description)]
-    for value in _apart(lambda about: tick_values(0.0, high, about), number, at):
+    values = _apart(lambda about: tick_values(0.0, high, about), number, at)
+    for value, words in zip(values, tick_words(values, number), strict=True):
         out.append(f'<path class="grid" d="M{at(value):.1f} {TOP:g}V{bottom:g}"/>')
-        out.append(text("tick", at(value), bottom + 16, number(value), "middle"))
+        out.append(text("tick", at(value), bottom + 16, words, "middle"))
     for index, bar in enumerate(bars):
         out.append(_row(bar, _y(index), names, used, number, at))
     if limit is not None:
@@ -101,7 +103,7 @@ def _apart(
     """As many tick values, four or fewer, as have room for their words side by side."""
     for about in (4, 3, 2):
         values = of(about)
-        widest = LETTER * max(len(number(value)) for value in values)
+        widest = LETTER * max(map(len, tick_words(values, number)))
         if all(at(b) - at(a) >= widest + TICK_GAP for a, b in pairwise(values)):
             return values
     return [values[0], values[-1]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH = 520.0
@@ -75,6 +76,17 @@ def byte_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers of KiB, MiB, GiB or TiB."""
     unit = 2.0 ** (10 * math.floor(math.log2(max(high, 1.0)) / 10))
     return [unit * tick for tick in ticks(low / unit, high / unit, about)]
+
+
+def tick_words(values: Sequence[float], number: Format) -> list[str]:
+    """The words of an axis's ticks: zero without a unit, all others in the unit of the largest, as
+    in 0.5 s and 1.5 s."""
+    largest = max(values, default=0.0)
+    found = re.fullmatch(r"([\d.]+)( ?[A-Za-z]+)", number(largest))
+    if found is None or largest <= 0:
+        return [number(value) if value else "0" for value in values]
+    one, unit = largest / float(found[1]), found[2]
+    return [f"{value / one:.4g}{unit}" if value else "0" for value in values]
 
 
 def shortened(words: str, most: int) -> str:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import LEFT, RIGHT, WIDTH, Format, open_figure, text, time_ticks
+from autotune.report.svg.canvas import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Format,
+    open_figure,
+    text,
+    tick_words,
+    time_ticks,
+)
 
 TOP, BOTTOM = 20.0, 46.0
 LEAST, MOST = 64.0, 190.0
@@ -54,9 +63,10 @@ def lanes(
         text("tick", LEFT - 8, TOP + tall * (i + 0.5) / count + 4, str(i), "end")
         for i in range(0, count, each)
     ]
-    for value in time_ticks(low_s, high_s, 5):
+    values = time_ticks(low_s, high_s, 5)
+    for value, words in zip(values, tick_words(values, x_format), strict=True):
         out.append(f'<path class="grid" d="M{at(value):.1f} {TOP:g}V{bottom:g}"/>')
-        out.append(text("tick", at(value), bottom + 18, x_format(value), "middle"))
+        out.append(text("tick", at(value), bottom + 18, words, "middle"))
     for span in spans:
         x, wide = at(span.start_s), max(1.0, at(span.end_s) - at(span.start_s))
         y, height = TOP + tall * span.lane / count, tall * span.lanes / count

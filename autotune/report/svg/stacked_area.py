@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import LEFT, RIGHT, TOP, Format, open_figure, ticks
+from autotune.report.svg.canvas import LEFT, RIGHT, TOP, Format, open_figure, tick_words, ticks
 
 WIDTH, PLOT = 860.0, 260.0
 """user units: of the figure, and of the plot's height"""
@@ -94,10 +94,11 @@ def _text(text: str, x: str, y: str, anchor: str = "") -> str:
 
 
 def _grid(plot: _Plot, number: Format, unit: float) -> Iterator[str]:
-    for value in (unit * tick for tick in ticks(0.0, plot.high / unit)):
+    values = [unit * tick for tick in ticks(0.0, plot.high / unit)]
+    for value, words in zip(values, tick_words(values, number), strict=True):
         y = plot.y(value)
         yield _horizontal("grid", f"{y:.1f}")
-        yield _text(number(value), f"{LEFT - 8:g}", f"{y + 4:.1f}", "end")
+        yield _text(words, f"{LEFT - 8:g}", f"{y + 4:.1f}", "end")
 
 
 def _areas(

@@ -21,7 +21,7 @@ from autotune.settings import user_name
 from autotune.spec import ParallelConfig, Trial, config_changes, config_label
 from autotune.spec.config import capitalized
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import format_span, format_speedup
+from autotune.spec.texts.as_text import format_mfu, format_span, format_speedup
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -74,6 +74,7 @@ def environment() -> Environment:
         "bytes": format_bytes,
         "duration": format_duration,
         "span": format_span,
+        "mfu": format_mfu,
         "speedup": format_speedup,
         "infeasible": infeasible_line,
         "trials": trial_numbers,

@@ -79,6 +79,12 @@ def format_span(seconds: float | None) -> str:
     return format_duration(None if seconds is None else float(f"{seconds:.0f}"))
 
 
+def format_mfu(share: float | None, digits: int = 1) -> str:
+    """`43.0%`; `-` when unknown, and when above 1: the peak it is relative to is too low then, as
+    the order of magnitude that is stated for a CPU can be."""
+    return f"{share:.{digits}%}" if share is not None and 0 <= share <= 1 else UNKNOWN
+
+
 def format_gain(factor: float) -> str:
     """`+36%`, or `3.3x the speed` for a factor of two or more."""
     return f"{factor:.3g}x the speed" if factor >= 2 else f"{factor - 1:+.0%}"

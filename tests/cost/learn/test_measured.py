@@ -6,11 +6,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from autotune.cost import Calibration
+from autotune import assets
+from autotune.api import load_study
+from autotune.cost import Calibration, estimate
 from autotune.errors import SpecError
-from autotune.spec import ClusterSpec
+from autotune.space import SearchSpace
+from autotune.spec import ClusterSpec, catalog
 from tests.cost.examples import GPU, cluster
 
 
@@ -49,6 +53,30 @@ def test_one_disturbed_measurement_does_not_matter() -> None:
     rows[3]["flops_per_s"] /= 20
     c = Calibration.from_measurements({"matmul": rows}, cluster=cluster())
     assert c.matmul_efficiency == pytest.approx(0.6, rel=0.1)
+
+
+@pytest.mark.parametrize("loaded", [(), ("fp32",), ("bf16",), ("fp32", "bf16")], ids=str)
+def test_no_calibration_of_a_cpu_has_a_plan_above_its_peak(loaded: tuple[str, ...]) -> None:
+    """A core is faster than the catalog's order of magnitude, most of all in bf16; the rates of a
+    busy one are a third of that, of every second shape or of all."""
+    study = load_study(str(assets.search_spaces() / "studies" / "laptop.yaml"))
+    rates = {"fp32": 92e9, "bf16": 400e9}
+    sides = (128, 256, 512, 1024)
+    rows = [
+        {"m": side, "n": side, "k": side, "precision": precision, "flops_per_s": rate / busy}
+        for precision, rate in rates.items()
+        for busy, side in zip((1, 3, 1, 3) if precision in loaded else (1,) * 4, sides, strict=True)
+    ]
+    workload = replace(study.workload, cluster=catalog.cluster("cpu-1x4"))
+    table = SearchSpace.of_study(replace(study, workload=workload)).table
+    constants = Calibration.from_measurements({"matmul": rows}, cluster=workload.cluster)
+    found = estimate(workload, table, calibration=constants)
+    assert constants.matmul_efficiency * constants.half_factor > 1
+    assert np.asarray(found.mfu).max() <= 1
+    peaks = np.asarray(found.mfu_peak_flops_per_s)
+    per_gpu = np.asarray(found.mfu) * peaks / np.asarray(found.tokens_per_s_per_gpu)
+    assert per_gpu == pytest.approx(per_gpu[0])
+    assert peaks.min() >= min(workload.cluster.gpu.peak_flops_per_s.values())
 
 
 def test_a_gpu_at_its_limit_of_power_is_as_fast_as_its_large_matmuls() -> None:

@@ -1,0 +1,19 @@
+"""MFU as text: a share of a peak, never more than all of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autotune.spec.texts.as_text import UNKNOWN, format_mfu
+
+
+@pytest.mark.parametrize("share", [None, math.nan, 1.001, 3.166, -0.1, math.inf])
+def test_a_share_that_cannot_be_is_unknown(share: float | None) -> None:
+    assert format_mfu(share) == UNKNOWN
+
+
+def test_a_share_is_a_percentage() -> None:
+    assert [format_mfu(share) for share in (0.0, 0.4301, 1.0)] == ["0.0%", "43.0%", "100.0%"]
+    assert format_mfu(0.306, 0) == "31%"
