@@ -6,6 +6,7 @@ model's prediction, unless the trial was profiled; sentences say which.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
@@ -45,7 +46,11 @@ def why(found: Result) -> list[str]:
             return [
                 "Proxies are not ranked, so no trial wins; the target's configs are ranked instead."
             ]
-        return ["No trial was measured, so there is no winner."]
+        failed = failures_line(found.failed)
+        return [
+            "No trial was measured, so there is no winner.",
+            *([f"{failed}."] if failed else ()),
+        ]
     if baseline is None:
         missing = found.unmeasured_baseline
         measured = f"Trial {best.number} is the best of {len(found.measured)} measured trials; {why_unmeasured(missing)}."
@@ -128,6 +133,17 @@ def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:
                 )
             )
     return {name: sorted(values)[len(values) // 2] for name, values in errors.items() if values}
+
+
+def failures_line(failed: Sequence[Trial]) -> str:
+    """`4 trials failed: 3 out of memory, 1 timeout`; empty without any."""
+    kinds = Counter(t.failure.kind.lower().replace("_", " ") for t in failed if t.failure)
+    causes = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return (
+        f"{len(failed):,} {'trial' if len(failed) == 1 else 'trials'} failed: {causes}"
+        if causes
+        else ""
+    )
 
 
 def status_counts(trials: Sequence[Trial]) -> dict[str, int]:

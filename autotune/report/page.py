@@ -41,6 +41,7 @@ from autotune.results.result import Result
 from autotune.results.target import target_of
 from autotune.reward import STABILITY_RULE
 from autotune.spec import Trial
+from autotune.spec.config import sentence
 from autotune.spec.texts.as_text import UNKNOWN
 
 MAX_SPEC = 20_000
@@ -72,7 +73,7 @@ def report_page(found: Result, figures: Sequence[Figure]) -> str:
 
 def _head(found: Result) -> str:
     record = found.record
-    message = f'<p class="soft">{escape(record.message)}</p>' if record.message else ""
+    message = f'<p class="soft">{escape(sentence(record.message))}</p>' if record.message else ""
     return (
         f"<h1>{escape(record.study.name)}</h1><p>{escape(setting_line(found))}</p>"
         f'<p class="soft">{escape(f"study {record.id}, {when_line(found)}")}</p>{message}'
@@ -87,19 +88,20 @@ def _answer(found: Result) -> str:
         ("tokens per second", speed),
         ("step time", step),
         ("peak memory", memory),
-        *([("model FLOPs utilization", mfu)] if mfu != UNKNOWN else []),
+        ("model FLOPs utilization", mfu),
         ("trials", f"{len(found.shown):,}"),
     ]
     boxes = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in cards
+        if value != UNKNOWN
     )
     winner = (
         f"<p>Best: <code>{escape(str(best.config))}</code> (trial {best.number})</p>"
         if best
         else ""
     )
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in why(found))
+    sentences = "".join(f"<p>{escape(line)}</p>" for line in why(found))
     counts = f'<p class="soft">{escape(counts_line(found))}</p>'
     return f'<div class="cards">{boxes}</div><div class="answer">{winner}{sentences}{counts}</div>'
 
@@ -109,7 +111,7 @@ def _target(found: Result) -> str:
     target = target_of(found.record)
     if target is None:
         return ""
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in target_sentences(target))
+    said = "".join(f"<p>{escape(line)}</p>" for line in target_sentences(target))
     cells = [("", [escape(cell) for cell in row]) for row in target_rows(target)]
     table = html_table([(head, i not in TEXT_COLUMNS) for i, head in enumerate(HEADS)], cells)
     return f"<h2>Target {escape(target['cluster'])}</h2>{said}{table}"
@@ -120,7 +122,7 @@ def _rewards(found: Result) -> str:
     if found.best is None:
         return ""
     explanation = explained(found)
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
+    said = "".join(f"<p>{escape(sentence(line))}</p>" for line in explanation["text"])
     parts = f"<h2>Reward by parts</h2>{said}" + _words(*reward_rows(explanation), text=1)
     parts += f'<p class="soft">{STABILITY_RULE}.</p>' + _words(*formula_rows(explanation), text=2)
     heads, rows = front_rows(front_documents(found))

@@ -357,6 +357,11 @@ def capitalized(text: str) -> str:
     return text if is_name else text[:1].upper() + text[1:]
 
 
+def sentence(text: str) -> str:
+    """The text with a capital first letter and a full stop."""
+    return capitalized(text) + ("" if text.endswith((".", "?")) else ".")
+
+
 def _short_name(name: str) -> str:
     """`mb` for the label `mb{}`; the knob's name if the label consists of the value, or if the knob
     is the study's own."""

@@ -102,6 +102,11 @@ LISTEN = """(controls) => {
 """notes each control that gets the focus, and whether that is seen"""
 
 
+HEIGHTS = """() => [...new Set([...document.querySelectorAll("form.filters :is(input:not([type=checkbox], [type=hidden]), select, button)")]
+    .map((it) => it.offsetHeight))]"""
+"""heights of the controls of forms in a row"""
+
+
 def put_into(service: Service, status: StudyStatus) -> str:
     """A study of ann's with that status; those that ran have a measured trial and a failed one, and
     the running one a trial that runs."""
@@ -178,6 +183,7 @@ def test_a_page_is_accessible(
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, (
             f"{name} overflows {width} px"
         )
+    assert page.evaluate(HEIGHTS) in ([], [34]), "controls of a form in a row"
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert findings(page, ALL_RULES) == []
     page.emulate_media(color_scheme="dark")

@@ -236,3 +236,15 @@ def test_a_figure_of_one_point_is_finite() -> None:
     assert "nan" not in svg
     assert "inf" not in svg
     assert "&lt;t&gt;" in svg
+
+
+def test_a_study_whose_trials_all_failed_says_why_and_has_no_empty_cards() -> None:
+    failed = [replace(out_of_memory(n), config=trial(n, zero_stage=n).config) for n in range(3)]
+    changes = {"status": StudyStatus.FAILED, "best": None, "baseline": None, "speedup": None}
+    text = html_report(record(message="no trial was measured", **changes), failed)
+    page = read(text)
+    assert "3 trials failed: 3 out of memory." in page.text
+    assert "No trial was measured." in page.text
+    assert "<b>-</b>" not in text
+    assert "More figures" not in page.text, "nothing is above it, so nothing is folded"
+    assert any(tag == "figure" for tag, _ in page.tags)

@@ -241,6 +241,16 @@ def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float
     return found
 
 
+def test_the_names_of_knobs_do_not_touch_the_values_beside_a_map() -> None:
+    figure = feasible_map(FigureSource(result=result_from(record(), trials())))
+    assert figure is not None
+    words = words_of(figure.svg, 8.0)  # at the type of a phone
+    assert {"accumulation_steps", "micro_batch_size"} <= {word[3] for word in words}
+    rows = [(a, b) for a in words for b in words if abs(a[2] - b[2]) < 8 and a[0] < b[0]]
+    assert rows
+    assert all(a[1] <= b[0] for a, b in rows)
+
+
 def test_words_beside_bars_stay_inside_and_do_not_touch() -> None:
     svg = stacked_bars(
         [

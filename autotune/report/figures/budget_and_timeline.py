@@ -15,6 +15,7 @@ from autotune.report.svg.lanes import Span, lanes
 from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec.config import capitalized
 from autotune.spec.texts.as_text import format_span
 from autotune.study.controller.trial_index import ASKED
 
@@ -47,10 +48,13 @@ def budget_spent(source: FigureSource) -> Figure | None:
         name="budget",
         title="Budget spent and left",
         shows="How much of each study limit is spent. The study ends when a limit is reached, or earlier if further trials would not pay off.",
-        how_to_read="; ".join(
-            f"{label}: {show(spent)} of {show(limit)}" for _, label, spent, limit, show in limits
-        )
-        + ".",
+        how_to_read=capitalized(
+            "; ".join(
+                f"{label}: {show(spent)} of {show(limit)}"
+                for _, label, spent, limit, show in limits
+            )
+            + "."
+        ),
         svg=stacked_bars(
             bars,
             names={"spent": "spent", "left": "left"},

@@ -36,6 +36,8 @@ def figures_html(figures: Sequence[Figure], *, is_open: bool, at: str = "") -> s
     absent = f'<div class="missing"><p>{said}:</p><ul>{reasons}</ul></div>' if missing else ""
     first = "".join(drawings[name] for name in FOREMOST if name in drawings)
     rest = "".join(text for name, text in drawings.items() if name not in FOREMOST)
+    if not first:
+        return f'<div class="figures">{rest}</div>{absent}'
     more = f'<details class="more"><summary>More figures</summary><div class="figures">{rest}</div>{absent}</details>'
     return f'<div class="figures">{first}</div>{more if rest or absent else ""}'
 

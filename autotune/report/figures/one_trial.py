@@ -308,8 +308,11 @@ def _memory(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_by_parts",
         title="Where the memory goes",
-        shows=f"Peak memory: predicted by cause for the rank with the highest peak, and measured for each rank.{far}",
-        how_to_read="The tick across the first bar is the highest measured peak of any rank. Very different peaks mean uneven pipeline stages.",
+        shows="Peak memory: predicted by cause for the rank with the highest peak"
+        + (f", and measured for each rank.{far}" if measured else f"; no peak was measured.{far}"),
+        how_to_read="The tick across the first bar is the highest measured peak of any rank. Very different peaks mean uneven pipeline stages."
+        if measured
+        else "The number next to the bar is the bar's whole length.",
         svg=svg,
         table=table_of(
             (CAUSE, Column(name="bytes", head="memory", show=format_bytes)),

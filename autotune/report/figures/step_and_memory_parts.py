@@ -105,11 +105,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
             continue
         parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
         peak = trial.peak_memory_bytes
-        note = (
-            f"{format_bytes(peak)} measured"
-            if peak
-            else f"{format_bytes(sum(parts.values()))} predicted"
-        )
+        note = format_bytes(peak) if peak else f"{format_bytes(sum(parts.values()))} predicted"
         bars.append(Bar(label=f"{role} #{trial.number}", parts=parts, mark=peak, note=note))
         rows.append((role, trial, parts, peak))
     if not bars:

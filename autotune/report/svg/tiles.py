@@ -13,6 +13,8 @@ LEVELS = 5
 LEFT, TOP, GAP = 76.0, 44.0, 4.0
 CELL, LOW_CELL = 54.0, 42.0
 """height of a cell, and with many rows"""
+MOST_LETTERS = 22
+"""of a knob's name"""
 NARROW = 62.0
 """cells below this width show their first line only"""
 
@@ -44,8 +46,16 @@ def tiles(
     tall = CELL if len(rows) <= 6 else LOW_CELL
     wide = (WIDTH - LEFT - 8) / max(1, len(columns))
     out = [open_figure(WIDTH, TOP + tall * len(rows) + 8, description)]
-    out.append(text("name", LEFT + (WIDTH - LEFT - 8) / 2, 14, column_name, "middle"))
-    out.append(text("name", 4, TOP - 10, row_name))
+    out.append(
+        text(
+            "name",
+            LEFT + (WIDTH - LEFT - 8) / 2,
+            14,
+            shortened(column_name, MOST_LETTERS),
+            "middle",
+        )
+    )
+    out.append(text("name", 4, 14, shortened(row_name, MOST_LETTERS)))
     out += [
         text("tick", LEFT + wide * (i + 0.5), TOP - 10, name, "middle")
         for i, name in enumerate(columns)

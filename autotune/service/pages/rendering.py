@@ -19,7 +19,7 @@ from autotune.results.without_baseline import why_unmeasured
 from autotune.service.options import LOOPBACK
 from autotune.settings import user_name
 from autotune.spec import ParallelConfig, Trial, config_changes, config_label
-from autotune.spec.config import capitalized
+from autotune.spec.config import sentence
 from autotune.spec.runs.trial import trial_numbers
 from autotune.spec.texts.as_text import format_mfu, format_span, format_speedup
 
@@ -103,8 +103,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _sentence(text: str) -> Markup:
     """The text as a sentence, in which what is between backticks is code."""
-    whole = capitalized(text) + ("" if text.endswith((".", "?")) else ".")
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(whole))))
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(sentence(text)))))
 
 
 _CODE = re.compile("`([^`]+)`")

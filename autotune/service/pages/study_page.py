@@ -14,6 +14,7 @@ from autotune.errors import SpecError
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
+from autotune.report.findings import failures_line
 from autotune.report.history import history_line
 from autotune.report.notes import infeasible_line, placed_lines
 from autotune.report.reward_tables import cost_label
@@ -250,6 +251,7 @@ def _results(service: ServiceState, result: Result, query: TrialQuery) -> dict[s
     return {
         "document": document,
         "table": trial_table(result, query),
+        "failures": failures_line(result.failed),
         "infeasible": infeasible_line(result.infeasible),
         "figures": _figures_at_once(service, result),
         **_running(service, result),

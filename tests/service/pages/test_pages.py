@@ -15,7 +15,7 @@ from autotune.service.pages.study_page import SHOWN_EVENTS
 from autotune.spec import StudyStatus
 from autotune.spec.texts.as_text import format_speedup
 from autotune.store.writes import history, locking
-from autotune.testing.stores import measured, pending, run_trial
+from autotune.testing.stores import failed, measured, pending, run_trial
 from tests.service.running import Service, slow_spec, spec, until
 
 
@@ -256,6 +256,31 @@ def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(
         f'href="/studies/{study}/{part}"' in page for part in ("export", "ranking", "compare")
     )
     assert f'href="/compare?study={study}"' in page
+
+
+def test_a_study_whose_trials_all_failed_says_why_at_its_head(service: Service) -> None:
+    study = service.submitted(spec(name="all-failed"))
+    lease = service.store.claim(study, "tester:1:1", lease_s=600)
+    service.store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    for number in range(2):
+        run_trial(service.store, lease, failed(pending(number)))
+    page = service.http.get(f"/studies/{study}").text
+    assert page.index("2 trials failed: 2 out of memory.") < page.index("trials-heading")
+    of_trial = service.http.get(f"/studies/{study}/trials/1").text
+    assert "How it failed" in of_trial
+    assert "has no result" not in of_trial, "the same in other words"
+
+
+def test_a_config_is_the_answer_once(service: Service) -> None:
+    study = service.submitted(spec(name="alone"))
+    lease = service.store.claim(study, "tester:1:1", lease_s=600)
+    service.store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    run_trial(service.store, lease, measured(pending(0)))
+    page = service.http.get(f"/studies/{study}").text
+    answer = page[
+        page.index('class="answer"') : page.index("</section>", page.index('class="answer"'))
+    ]
+    assert answer.count("tp1 pp1 dp8 mb1") == 1
 
 
 def test_a_study_offers_its_export_and_its_figures_once_something_is_measured(
