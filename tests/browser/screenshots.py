@@ -38,8 +38,7 @@ class Picture:
 
     name: str
     path: str
-    """{study}, {best}, {default}: id of the study, numbers of its winner and of the baseline's
-    trial"""
+    """{study}, {best}, {second}: id of the study, numbers of its two best trials"""
     window: tuple[int, int] = WIDE
     scheme: Literal["light", "dark"] = "light"
     at: str = ""
@@ -65,7 +64,7 @@ ENDED = (
     Picture(name="figures-phone", path="/studies/{study}", window=PHONE, at="Figures"),
     Picture(name="trial", path="/studies/{study}/trials/{best}"),
     Picture(name="trial-figures", path="/studies/{study}/trials/{best}", at="Figures"),
-    Picture(name="compare", path="/studies/{study}/compare?trial={default}&trial={best}"),
+    Picture(name="compare", path="/studies/{study}/compare?trial={best}&trial={second}"),
     Picture(name="export", path="/studies/{study}/export?trainer=native&on=slurm"),
     Picture(name="submit", path="/submit?from={study}", ready=".preview table"),
 )
@@ -110,12 +109,9 @@ def main(folder: str, data: str) -> None:
                 lambda: ended() or _seen(client.status(study)["study"]["trials"]), deadline_s=1800
             )
             take(browser, url, RUNNING, {"study": study}, target)
-        status = client.wait(study, timeout_s=3600)
-        values = {
-            "study": study,
-            "best": status["best"]["number"],
-            "default": status["baseline"]["number"],
-        }
+        client.wait(study, timeout_s=3600)
+        best, second = (ranked["number"] for ranked in client.best(study, top=2)["configs"])
+        values = {"study": study, "best": best, "second": second}
         for picture in ENDED:
             take(browser, url, picture, values, target)
 
