@@ -124,7 +124,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(
         page.get_by_text("valid configs").wait_for()
         page.go_back()
         page.get_by_role("link", name="Delete").click()
-        page.get_by_role("link", name="Keep it").click()
+        page.get_by_role("link", name="Keep the study").click()
         page.get_by_role("link", name="Delete").click()
         page.get_by_role("button", name="Delete permanently").click()
         page.get_by_text("The study is deleted, with its trials and its history.").wait_for()

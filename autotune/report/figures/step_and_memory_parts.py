@@ -52,7 +52,7 @@ def step_parts(source: FigureSource) -> Figure | None:
                     label=f"{role} #{trial.number}",
                     parts=parts,
                     mark=step_s,
-                    note=format_duration(step_s),
+                    note=f"{format_duration(step_s)} measured",
                 )
             )
             rows.append((role, trial, parts, step_s))
@@ -105,7 +105,11 @@ def memory_parts(source: FigureSource) -> Figure | None:
             continue
         parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
         peak = trial.peak_memory_bytes
-        note = format_bytes(peak) if peak else f"{format_bytes(sum(parts.values()))} predicted"
+        note = (
+            f"{format_bytes(peak)} measured"
+            if peak
+            else f"{format_bytes(sum(parts.values()))} predicted"
+        )
         bars.append(Bar(label=f"{role} #{trial.number}", parts=parts, mark=peak, note=note))
         rows.append((role, trial, parts, peak))
     if not bars:

@@ -9,7 +9,7 @@ from html import escape
 
 WIDTH = 520.0
 HEIGHT = 290.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 18.0, 46.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 24.0, 46.0
 """margins of figures with axes"""
 LETTER = 8.2
 """width of a letter in the larger type of narrow pages"""
