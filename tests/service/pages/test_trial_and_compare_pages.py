@@ -76,15 +76,13 @@ def test_a_study_whose_controller_died_is_interrupted_on_its_page_and_in_the_lis
     lease = store.claim(found, "tester:1:1", lease_s=600)
     store.set_status(found, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
 
-    def shown(path: str) -> list[str]:
-        return re.findall(
-            r'class="status RUNNING">(\w+)<', guarded.http.get(path, headers=ann).text
-        )
+    def shown(path: str) -> list[tuple[str, str]]:
+        return re.findall(r'class="status (\w+)">(\w+)<', guarded.http.get(path, headers=ann).text)
 
     pages = (f"/studies/{found}", "/studies?status=RUNNING&owner=ann")
-    assert [shown(page) for page in pages] == [["running"]] * 2
+    assert [shown(page) for page in pages] == [[("RUNNING", "running")]] * 2
     store.release(lease)
-    assert [shown(page) for page in pages] == [["interrupted"]] * 2
+    assert [shown(page) for page in pages] == [[("PAUSED", "interrupted")]] * 2
     again = store.claim(found, "tester:1:2", lease_s=600)
     store.set_status(found, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=again)
 
