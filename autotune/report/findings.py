@@ -139,11 +139,8 @@ def failures_line(failed: Sequence[Trial]) -> str:
     """`4 trials failed: 3 out of memory, 1 timeout`; empty without any."""
     kinds = Counter(t.failure.kind.lower().replace("_", " ") for t in failed if t.failure)
     causes = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return (
-        f"{len(failed):,} {'trial' if len(failed) == 1 else 'trials'} failed: {causes}"
-        if causes
-        else ""
-    )
+    trials = "trial" if len(failed) == 1 else "trials"
+    return f"{len(failed):,} {trials} failed: {causes}" if causes else ""
 
 
 def status_counts(trials: Sequence[Trial]) -> dict[str, int]:
