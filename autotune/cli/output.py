@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from autotune.ports import DryRunLimits
     from autotune.report.terminal import Palette
     from autotune.spec import Study
 
@@ -295,16 +296,21 @@ _KEY = re.compile(r"\s*(?:- )?([\w.-]+):")
 
 
 def read_study(
-    spec: str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    spec: str | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    base: Path | None = None,
+    limits: DryRunLimits | None = None,
 ) -> tuple[Study, AbstractContextManager[None]]:
-    """(the study, a context whose errors get their places in the spec). Relative paths in a mapping
-    start at the current folder."""
+    """(the study, a context whose errors get their places in the spec). Relative paths start at
+    `base`, else at the spec's folder, and in a mapping without one at the current folder. `limits`:
+    of the process that builds your own model."""
     from autotune import api
     from autotune.schema import folder_of, places_in
 
     document = api.read_document(spec)
-    base = folder_of(spec) if isinstance(spec, str) else Path.cwd()
-    study = api.load_study(document, overrides=overrides, base=base)
+    base = base or (folder_of(spec) if isinstance(spec, str) else Path.cwd())
+    study = api.load_study(document, overrides=overrides, base=base, limits=limits)
     return study, places_in(document, but=overrides or ())
 
 

@@ -231,10 +231,12 @@ def in_folder(
 
 
 def _store_at(store: str | None, missing: str) -> ServiceStore:
-    from autotune.store import MemoryStore
+    from autotune.store import MemoryStore, open_to_read
 
+    if store is None and missing != "created":
+        return open_to_read()
     try:
-        return api.open_store(store, create=missing == "created" or store is None)
+        return api.open_store(store, create=missing == "created")
     except NotFoundError as error:
         if missing != "empty":
             raise

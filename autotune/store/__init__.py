@@ -2,6 +2,7 @@
 `autotune.ports`.
 
     open_store(url_or_path) -> SqlStore       MemoryStore() -> the same in memory
+    open_to_read(url_or_path) -> SqlStore     which creates none
     sql, in_memory          the two classes
     tables, schema, migrations   the tables, their version, and the upgrades of older databases
     rows, packing, queries  values as rows, compact encodings, the reads with counts for dashboards
@@ -22,11 +23,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from autotune.errors import NotFoundError
+
 if TYPE_CHECKING:
     from autotune.store.in_memory import MemoryStore
     from autotune.store.sql import SqlStore
 
-__all__ = ["MemoryStore", "SqlStore", "open_store"]
+__all__ = ["MemoryStore", "SqlStore", "open_store", "open_to_read"]
 
 _HOME = {"MemoryStore": "autotune.store.in_memory", "SqlStore": "autotune.store.sql"}
 
@@ -49,6 +52,18 @@ def open_store(
     if not create:
         check_exists(location)
     return SqlStore(location)
+
+
+def open_to_read(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
+    """The store at that path or URL, for a command that reads: one that does not exist is empty, and
+    is created only when a calibration or a dry run is kept. Raises what `open_store` raises."""
+    from autotune.store.connection.location import find_location
+    from autotune.store.in_memory import UnmadeStore
+
+    try:
+        return open_store(url_or_path, create=False)
+    except NotFoundError:
+        return UnmadeStore(find_location(url_or_path))
 
 
 def __getattr__(name: str) -> Any:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from autotune.errors import SpecError, StoreCorruptError, StoreUnavailableError, StoreVersionError
-from autotune.settings import data_folder
+from autotune.errors import StoreCorruptError, StoreVersionError
 from autotune.store.connection.database import Database, lock
 from autotune.store.connection.diagnosis import diagnosed
-from autotune.store.connection.file_systems import shared_mount
+from autotune.store.connection.location import check_place
 from autotune.whole_files import whole_file
 
 HEAD = "0010"
@@ -128,26 +127,9 @@ def back_up(source: Path, target: Path) -> None:
 
 
 def _make_folder(database: Database, path: Path) -> None:
-    if path.is_dir():
-        raise SpecError(
-            f"a store must be a file, but {path} is a folder",
-            remedy="specify a file in this folder",
-        )
-    if (mount := shared_mount(path)) is not None:
-        raise SpecError(
-            f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}, where locks may fail across machines and the file would be corrupted",
-            remedy="use a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), PostgreSQL for several machines "
-            "(postgresql://user@host/database), or `tune --in FOLDER`, which keeps complete copies in FOLDER; to keep the existing results, copy the file while no process uses it",
-            field="store",
-        )
-    folder = path.parent
-    if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
-        raise StoreUnavailableError(
-            f"the folder {folder} of the store {path.name} does not exist",
-            remedy="create the folder, or use another store",
-        )
+    check_place(path)
     with diagnosed(database.location):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         make_private(path)
 
 

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from autotune import cli
+from autotune.plan.fit import dry_runs
+from tests.dry_run_fake import FakeDryRunner
 
 SPEC: dict[str, Any] = {
     "name": "small",
@@ -97,3 +99,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return spec
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDryRunner:
+    """The dry runner that the command uses."""
+    runner = FakeDryRunner()
+    monkeypatch.setattr(dry_runs, "dry_runner", lambda: runner)
+    return runner

@@ -14,14 +14,6 @@ from autotune.plan.fit import dry_runs
 from tests.dry_run_fake import FakeDryRunner
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDryRunner:
-    """The dry runner that the command uses."""
-    runner = FakeDryRunner()
-    monkeypatch.setattr(dry_runs, "dry_runner", lambda: runner)
-    return runner
-
-
 def test_the_first_line_is_the_answer(run, write, fake):
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2")
     assert done.code == 0, done.err

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from autotune.plan.predictions import plan_of
 from autotune.report.cluster_table import format_usd
 from autotune.report.terminal import plan_table
 from autotune.schema.space_models import usual_space
+from autotune.settings import data_folder
 from autotune.spec.texts.as_text import two_digits
+from autotune.store import open_to_read
 from tests.cli.conftest import SPEC
 
 
@@ -275,6 +278,74 @@ def test_a_store_that_does_not_exist_is_empty_to_those_who_look_at_all_studies(
     assert not (tmp_path / "typo.db").exists()
     assert done.document.get("studies", []) == []
     assert done.document.get("source", "cost_model") in ("cost_model", "none")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("plan SPEC", 0),
+        ("estimate SPEC --config tp=1", 0),
+        ("estimate SPEC --config tp=5", 2),
+        ("fit SPEC --config tp=1", 0),
+        ("check SPEC", 0),
+        ("calibrate --cluster nosuch", 2),
+        ("doctor", None),
+    ],
+)
+def test_a_command_that_keeps_nothing_creates_no_store(
+    run, write, fake, tmp_path, command: str, code: int | None
+):
+    words = [write() if word == "SPEC" else word for word in command.split()]
+    done = run(*words, "--store", tmp_path / "none.db")
+    assert code in (done.code, None), done.err
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_the_users_own_store_is_created_by_the_first_study(run, write, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("AUTOTUNE_STORE", str(data_folder() / "autotune.db"))
+    assert run("list", "--json").document == {"studies": [], "next_offset": None}
+    assert run("plan", write()).code == 0
+    assert not data_folder().exists()
+    assert run("tune", write()).code == 0
+    assert data_folder().exists()
+
+
+def test_doctor_says_where_the_first_study_could_create_no_store(run, tmp_path, monkeypatch):
+    def of_store() -> dict[str, str]:
+        done = run("doctor", "--store", tmp_path / "none.db", "--json")
+        return next(c for c in done.document["checks"] if c["name"] == "results database")
+
+    assert (of_store()["status"], of_store()["detail"]) == (
+        "ok",
+        f"there is no store at {tmp_path / 'none.db'}; the first study creates it",
+    )
+    monkeypatch.setattr(os, "access", lambda folder, mode: False)
+    assert of_store()["status"] == "failed"
+    assert of_store()["remedy"].startswith(f"make {tmp_path} writable")
+
+
+def test_a_store_that_does_not_exist_is_created_for_what_is_kept_in_it(tmp_path):
+    place = tmp_path / "first.db"
+    with closing(open_to_read(place)) as seen:
+        assert seen.studies() == []
+        assert not place.exists()
+        seen.save_profile("model", {"peak": 1})
+        seen.save_calibration("here", "native", {"matmul": 2})
+        assert seen.profile("model") == {"peak": 1}
+    with closing(open_to_read(place)) as kept:
+        assert kept.profile("model") == {"peak": 1}
+        assert kept.calibration("here", "native") == {"matmul": 2}
+
+
+@pytest.mark.parametrize("command", ["plan", "fit", "fit --profile", "check", "tune"])
+def test_a_mistake_that_is_found_after_reading_has_its_place_in_every_command(
+    refusal, write, fake, command: str
+):
+    path = write(space={"tp": [5]})
+    line = path.read_text().splitlines().index("space:") + 1
+    name, *options = command.split()
+    assert f"{path}:{line}:1: space: no config" in refusal(name, path, *options, code=1)
 
 
 def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write, monkeypatch):

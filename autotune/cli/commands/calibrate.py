@@ -23,8 +23,9 @@ def calibrate(
     slower than the others. tune avoids slow nodes if the cluster has enough other nodes.
     """
     from autotune import api
+    from autotune.store import open_to_read
 
-    with closing(api.open_store(store)) as results:
+    with closing(open_to_read(store)) as results:
         strays: list[Any] = []
         calibration = api.calibrate(
             cluster, store=results, on_progress=note, on_out_of_line=strays.append

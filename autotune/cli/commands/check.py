@@ -55,12 +55,13 @@ def check(
     """
     from autotune import api
     from autotune.results.hidden import secrets_note
+    from autotune.store import open_to_read
 
     study, places = read_study(spec, {"runner": runner} if runner else None)
     note_stand_ins(spec)
     if secrets := secrets_note(study):
         note(secrets)
-    with closing(api.open_store(store)) as database:
+    with closing(open_to_read(store)) as database:
         shown = _LogView()
         with places:
             prepared = api.prepare_check(study, store=database)

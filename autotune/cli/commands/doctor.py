@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -17,7 +18,7 @@ import typer
 
 from autotune import __version__
 from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, counted, emit
-from autotune.errors import SpecError, StoreError
+from autotune.errors import NotFoundError, SpecError, StoreError
 from autotune.extras import install_command, is_installed, own_requirements
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
@@ -250,15 +251,20 @@ def _store(url: str | None) -> Check:
     from autotune.api import open_store
 
     try:
-        store = open_store(url)
+        with closing(open_store(url, create=False)) as store:
+            count = len(store.studies(limit=1))
+    except NotFoundError as error:
+        folder = _folder(url)
+        return Check(
+            name="results database",
+            status=OK if os.access(folder, os.W_OK) else FAILED,
+            detail=f"{error.message}; the first study creates it",
+            remedy=f"make {folder} writable, or use another store (--store)",
+        )
     except (SpecError, StoreError) as error:
         return Check(
             name="results database", status=FAILED, detail=error.message, remedy=error.remedy
         )
-    try:
-        count = len(store.studies(limit=1))
-    finally:
-        store.close()
     return Check(
         name="results database",
         status=OK,
@@ -266,7 +272,8 @@ def _store(url: str | None) -> Check:
     )
 
 
-def _disk(url: str | None) -> Check:
+def _folder(url: str | None) -> Path:
+    """The folder of the store, or the nearest one around it that exists."""
     from autotune.settings import data_folder
     from autotune.store.connection.location import find_location
 
@@ -274,6 +281,11 @@ def _disk(url: str | None) -> Check:
     folder = path.parent if path is not None else data_folder()
     while not folder.exists():
         folder = folder.parent
+    return folder
+
+
+def _disk(url: str | None) -> Check:
+    folder = _folder(url)
     free = shutil.disk_usage(folder).free
     status = OK if free >= MIN_FREE_BYTES else WARNING
     return Check(

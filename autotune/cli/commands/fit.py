@@ -20,6 +20,7 @@ from autotune.cli.output import (
     note,
     note_stand_ins,
     palette_of,
+    read_study,
     write_text,
 )
 from autotune.cli.quantities import memory_gib, time_s
@@ -101,6 +102,7 @@ def fit(
     from autotune import api
     from autotune.ports import DryRunLimits
     from autotune.space import SearchSpace, complete
+    from autotune.store import open_to_read
 
     if config is not None and top is not None:
         raise SpecError(
@@ -115,11 +117,11 @@ def fit(
             field="-o",
         )
     limits = DryRunLimits(wall_s=max_wall_s, memory_bytes=max_memory_gib * 2**30)
-    study = api.load_study(spec, limits=limits)
+    study, places = read_study(spec, limits=limits)
     note_stand_ins(spec)
     chosen = None if config is None else complete(study.workload, config, study.space.own_knobs)
-    space = SearchSpace.of_study(study) if profile else None
-    with closing(api.open_store(store)) as database:
+    with places, closing(open_to_read(store)) as database:
+        space = SearchSpace.of_study(study) if profile else None
         with _progress() as tell:
             answers = api.fit(
                 study,

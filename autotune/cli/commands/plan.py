@@ -89,6 +89,7 @@ def plan(
     from autotune import api
     from autotune.results.hidden import secrets_note
     from autotune.spec.study import SIMULATED
+    from autotune.store import open_to_read
 
     if train_tokens is not None and gpus is None and clusters is None:
         raise SpecError(
@@ -111,7 +112,7 @@ def plan(
         note_stand_ins(spec)
     if secrets := secrets_note(study):
         note(secrets)
-    with closing(api.open_store(store)) as database:
+    with closing(open_to_read(store)) as database:
         with places:
             found = api.plan_of(
                 study, top=top, store=database, profile=not no_profile, on_dry_run=_tell
@@ -424,39 +425,24 @@ def estimate(
     """
     from autotune import api
     from autotune.space import complete, why_not_in
+    from autotune.store import open_to_read
 
-    study = api.load_study(spec)
+    study, places = read_study(spec)
     note_stand_ins(spec)
     asked = complete(study.workload, config, study.space.own_knobs)
-    reason = why_not_in(study, asked)
-    if reason is not None:
-        if json:
-            emit(
-                {
-                    "config": asked.to_dict(),
-                    "legal": False,
-                    "reason": reason,
-                    "estimate": None,
-                    "source": "",
-                }
-            )
-        note(f"invalid: {reason}")
-        raise typer.Exit(BAD_INPUT)
-    with closing(api.open_store(store)) as database:
+    document: dict[str, Any] = {"config": asked.to_dict()}
+    with places, closing(open_to_read(store)) as database:
+        if reason := why_not_in(study, asked):
+            if json:
+                emit(document | {"legal": False, "reason": reason, "estimate": None, "source": ""})
+            note(f"invalid: {reason}")
+            raise typer.Exit(BAD_INPUT)
         predicted, source = api.estimate_of(
             study, asked, store=database, profile=not no_profile, on_dry_run=_tell
         )
     if json:
-        emit(
-            {
-                "config": asked.to_dict(),
-                "legal": True,
-                "reason": "",
-                "estimate": predicted.to_dict(),
-                "source": source,
-            }
-            | {"assumed": list(study.workload.assumptions)}
-        )
+        document |= {"legal": True, "reason": "", "estimate": predicted.to_dict()}
+        emit(document | {"source": source, "assumed": list(study.workload.assumptions)})
         return
     _print_estimate(asked, predicted, study.workload.cluster)
     for line in study.workload.assumptions:

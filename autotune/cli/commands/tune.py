@@ -21,6 +21,7 @@ from autotune.cli.output import (
     emit,
     note,
     note_stand_ins,
+    read_study,
 )
 from autotune.cli.quantities import tokens
 
@@ -112,7 +113,7 @@ def tune(
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
     from autotune.errors import SpecError
-    from autotune.schema import folder_of, places_in, read_spec
+    from autotune.schema import folder_of, read_spec
     from autotune.slurm.allocation import move_to_nodes, unused_nodes
     from autotune.spec import StudyStatus
     from autotune.study.progress import LoopEvent, TrialEnded
@@ -159,10 +160,10 @@ def tune(
     move_to_nodes()
     if document.get("cluster") == "local" and (left := unused_nodes()):
         note(f"note: {left}")
-    study = api.load_study(document if spec == "-" else spec, overrides=overrides, base=place)
+    study, places = read_study(document, overrides, base=place)
     note_stand_ins(spec)
     with study_place(folder, store) as home, closing(api.open_store(home.store)) as database:
-        with places_in(document, but=overrides), LiveView(study) as view:
+        with places, LiveView(study) as view:
 
             def hear(event: LoopEvent) -> None:
                 view.on_event(event)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import NotFoundError, SpecError
-from autotune.settings import expanded, settings
+from autotune.errors import NotFoundError, SpecError, StoreUnavailableError
+from autotune.settings import data_folder, expanded, settings
+from autotune.store.connection.file_systems import shared_mount
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -95,11 +96,34 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
     )
 
 
+def check_place(path: Path) -> None:
+    """Raises `SpecError` or `StoreUnavailableError` where an SQLite file may not be."""
+    if path.is_dir():
+        raise SpecError(
+            f"a store must be a file, but {path} is a folder",
+            remedy="specify a file in this folder",
+        )
+    if (mount := shared_mount(path)) is not None:
+        raise SpecError(
+            f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}, where locks may fail across machines and the file would be corrupted",
+            remedy="use a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), PostgreSQL for several machines "
+            "(postgresql://user@host/database), or `tune --in FOLDER`, which keeps complete copies in FOLDER; to keep the existing results, copy the file while no process uses it",
+            field="store",
+        )
+    folder = path.parent
+    if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
+        raise StoreUnavailableError(
+            f"the folder {folder} of the store {path.name} does not exist",
+            remedy="create the folder, or use another store",
+        )
+
+
 def check_exists(location: StoreLocation) -> None:
-    """Raises `NotFoundError` for a file that does not exist. A missing folder may be a mount that
-    is unavailable: opening the store says so."""
-    if location.path is None or location.path.exists() or not location.path.parent.exists():
+    """Raises `NotFoundError` for a file that does not exist, and what `check_place` raises for one
+    that could not."""
+    if location.path is None or location.path.exists():
         return
+    check_place(location.path)
     raise NotFoundError(
         f"there is no store at {location}",
         remedy="specify an existing store with --store or AUTOTUNE_STORE, or restore a backup with `autotune store restore FILE`",
