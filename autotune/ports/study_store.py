@@ -125,7 +125,8 @@ class HistoryReader(Protocol):
         A config that was measured more than once is represented by its median, the lower one of an
         even number. Simulated measurements count only where there is no real one. It stands at what
         the finals of its median's study say (`autotune.reward.ranking`); of those that stand equal,
-        the one that was measured faster comes first. `one_each`: only the best of each model and
+        the one that was measured faster comes first. Its memory peak is the highest of all runs of
+        the config in that study. `one_each`: only the best of each model and
         cluster, the latest study first, for the speeds of unlike models say nothing about each
         other.
         """

@@ -31,11 +31,13 @@ keeps what was measured.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.reward import moved, slowed, tokens_per_s
-from autotune.spec import ParallelConfig, Trial, TrialPurpose
+from autotune.spec import Measurement, ParallelConfig, Trial, TrialPurpose
+from autotune.spec.runs.measurement import at_highest_peak
 from autotune.study.controller import Winner
 from autotune.study.controller.finals.rounds import (
     at_start,
@@ -76,7 +78,7 @@ def with_figures(
             shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
         else:
             shown[t.number] = _relative_to(default, t, stability_weight)
-    shown = _at_highest_peak(shown)
+    shown = _at_highest_peaks(shown)
     return (
         replace(
             winner,
@@ -88,15 +90,15 @@ def with_figures(
     )
 
 
-def _at_highest_peak(shown: Mapping[int, Trial]) -> dict[int, Trial]:
+def _at_highest_peaks(shown: Mapping[int, Trial]) -> dict[int, Trial]:
     """The trials, each with the highest peak memory of its config's runs; finals keep their own."""
-    peaks = dict[ParallelConfig, float]()
+    runs = defaultdict[ParallelConfig, list[Measurement]](list)
     for t in shown.values():
-        if t.is_measured and t.peak_memory_bytes is not None:
-            peaks[t.config] = max(t.peak_memory_bytes, peaks.get(t.config, 0.0))
+        if t.measured is not None:
+            runs[t.config].append(t.measured)
     return {
-        t.number: replace(t, measurement=replace(t.measurement, peak_memory_bytes=peaks[t.config]))
-        if t.measurement is not None and t.config in peaks and t.purpose is not TrialPurpose.FINAL
+        t.number: replace(t, measurement=at_highest_peak(t.measurement, runs[t.config]))
+        if t.measurement is not None and t.purpose is not TrialPurpose.FINAL
         else t
         for t in shown.values()
     }

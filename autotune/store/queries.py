@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,10 +17,11 @@ from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam
 
 from autotune.errors import NotFoundError
 from autotune.ports import KnownWorkload, Revision, Statistics, StudyRecord
-from autotune.spec import StudyStatus, Trial, Workload
+from autotune.spec import Measurement, StudyStatus, Trial, Workload
 from autotune.spec.checks import nearest
+from autotune.spec.runs.measurement import at_highest_peak
 from autotune.store.connection.database import from_us, to_us
-from autotune.store.packing import unpack_steps
+from autotune.store.packing import unpack_document, unpack_steps
 from autotune.store.rows import read_study, read_trial
 from autotune.store.tables import attempts, records, specs, studies, tags, trials, workloads
 
@@ -302,7 +304,40 @@ def best(
     rows = connection.execute(query.where(trials.c.key.in_(sorted(places)))).all()
     rows = sorted(rows, key=lambda row: places[row.key])
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
-    return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
+    found = [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
+    return _at_highest_peaks(connection, rows, found)
+
+
+def _at_highest_peaks(
+    connection: Connection, rows: Sequence[Row[Any]], found: list[tuple[StudyRecord, Trial]]
+) -> list[tuple[StudyRecord, Trial]]:
+    """The trials of these rows, each with the highest memory peak of its config's runs in its
+    study."""
+    same = trials.alias()
+    others = (
+        select(same.c.key, trials.c.document)
+        .join(
+            trials,
+            (trials.c.workload == same.c.workload)
+            & (trials.c.config_key == same.c.config_key)
+            & (trials.c.study == same.c.study),
+        )
+        .where(
+            same.c.key.in_([row.key for row in rows]),
+            trials.c.throughput.is_not(None),
+            trials.c.key != same.c.key,
+        )
+    )
+    runs = defaultdict[int, list[Measurement]](list)
+    for key, document in connection.execute(others):
+        if (run := Trial.from_dict(unpack_document(document)).measurement) is not None:
+            runs[key].append(run)
+    return [
+        (record, replace(trial, measurement=at_highest_peak(trial.measurement, runs[row.key])))
+        if trial.measurement is not None
+        else (record, trial)
+        for row, (record, trial) in zip(rows, found, strict=True)
+    ]
 
 
 def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:

@@ -25,6 +25,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
+from autotune.spec.runs.measurement import at_highest_peak
 from tests.report import worlds
 
 SPEEDS: Mapping[int, float] = {0: 1.0, 1: 1.25, 2: 1.2, 3: 1.1}
@@ -228,13 +229,30 @@ def test_measurement_of_a_figure_keeps_memory_and_losses(result: Result) -> None
 def test_the_peak_memory_of_a_config_is_the_highest_of_its_runs(trials: list[Trial]) -> None:
     """Also where the last final round, whose measurement stands for the finals, had less."""
     peaks = {1: 9.03e9, 5: 9.87e9, 8: 8.8e9}  # of one config: the search, and two final rounds
-    runs = [
-        replace(t, measurement=replace(t.measurement, peak_memory_bytes=peaks.get(t.number, 1e9)))
-        for t in trials
-    ]
+    runs = []
+    for t in trials:
+        peak = peaks.get(t.number, 1e9)
+        seen = replace(t.measurement, peak_memory_bytes=peak, memory_capacity_bytes=1.07e10)
+        runs.append(replace(t, measurement=seen))
     found = result_from(record(), runs)
     assert found.best.number == 1
     assert found.best.peak_memory_bytes == found.shown[1].peak_memory_bytes == 9.87e9
     assert document(found, top=1)["configs"][0]["measurement"]["peak_memory_bytes"] == 9.87e9
     assert [found.shown[n].peak_memory_bytes for n in (5, 8, 0)] == [9.87e9, 8.8e9, 1e9]
     assert found.trials[1].peak_memory_bytes == 9.03e9
+    assert found.best.reward.parts["headroom"] == pytest.approx((1 - 9.87 / 10.7) / 0.08)
+
+
+def test_the_highest_peak_of_runs_is_that_of_reserved_memory_too() -> None:
+    runs = [
+        Measurement(step_times_s=(1.0,), peak_memory_bytes=peak, utilization=readings)
+        for peak, readings in (
+            (5e9, {"sm": 0.5}),
+            (7e9, {"reserved_memory_bytes": 8e9}),
+            (6e9, {"reserved_memory_bytes": 9e9}),
+        )
+    ]
+    highest = at_highest_peak(runs[0], runs[1:])
+    assert (highest.peak_memory_bytes, highest.occupied_memory_bytes) == (7e9, 9e9)
+    assert highest.utilization["sm"] == 0.5
+    assert at_highest_peak(replace(runs[0], peak_memory_bytes=None), ()).peak_memory_bytes is None

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -170,7 +170,7 @@ class Measurement(Plain):
         allocator if known, otherwise the allocated memory."""
         if self.peak_memory_bytes is None:
             return None
-        return max(self.peak_memory_bytes, self.utilization.get("reserved_memory_bytes", 0.0))
+        return max(self.peak_memory_bytes, self.utilization.get(RESERVED, 0.0))
 
     @property
     def is_throttled(self) -> bool:
@@ -203,6 +203,26 @@ class Measurement(Plain):
     def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
         """Rebuild a measurement from the output of `to_dict`; derived values are recomputed."""
         return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
+
+
+RESERVED = "reserved_memory_bytes"
+"""the reading of `Measurement.utilization` that has the memory reserved by the allocator"""
+
+
+def at_highest_peak(measurement: Measurement, runs: Iterable[Measurement]) -> Measurement:
+    """The measurement with the highest memory peak of itself and of these runs of its config,
+    allocated and reserved."""
+    all_runs = (measurement, *runs)
+    peaks = [m.peak_memory_bytes for m in all_runs if m.peak_memory_bytes is not None]
+    reserved = [m.utilization[RESERVED] for m in all_runs if RESERVED in m.utilization]
+    return replace(
+        measurement,
+        peak_memory_bytes=max(peaks, default=None),
+        utilization={
+            **measurement.utilization,
+            **({RESERVED: max(reserved)} if reserved else {}),
+        },
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -88,6 +88,31 @@ class KnowledgeContract(StoreFixture):
         run_trial(store, again, measured(pending(0, config), step_time_s=0.42))
         assert [(r.id, t.number) for r, t in store.best()] == [(again.study, 0)]
 
+    def test_the_peak_of_a_config_is_the_highest_of_its_runs_in_the_study(
+        self, store: Store
+    ) -> None:
+        config = ParallelConfig(dp=8)
+
+        def run(lease: Lease, number: int, step_time_s: float, peak: float) -> None:
+            trial = measured(pending(number, config), step_time_s=step_time_s)
+            assert trial.measurement is not None
+            seen = replace(trial.measurement, peak_memory_bytes=peak)
+            run_trial(store, lease, replace(trial, measurement=seen))
+
+        def best() -> tuple[str, int, float | None]:
+            ((record, trial),) = store.best()
+            return record.id, trial.number, trial.peak_memory_bytes
+
+        first, again = running_study(store), running_study(store, a_study("again"))
+        for number, (step_time_s, peak) in enumerate(((0.3, 7e9), (0.2, 9e9), (0.1, 8e9))):
+            run(first, number, step_time_s, peak)
+        assert best() == (first.study, 1, 9e9)
+        run(again, 0, 0.15, 5e9)
+        run(first, 3, 0.05, 1e10)
+        run(again, 1, 0.16, 6e9)
+        assert best() == (again.study, 1, 6e9)
+        assert store.trials(again.study)[0].peak_memory_bytes == 5e9
+
     def test_no_config_stands_before_the_winner_of_its_study(self, store: Store) -> None:
         lucky, good, tied, slow = (
             ParallelConfig(dp=8, micro_batch_size=size) for size in (1, 2, 4, 8)

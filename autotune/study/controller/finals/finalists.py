@@ -49,6 +49,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
+from autotune.spec.runs.measurement import at_highest_peak
 from autotune.study.controller.finals.rounds import (
     baseline_of,
     ended_finals,
@@ -421,7 +422,8 @@ def confirmed_by(
     rounds: int | None = None,
 ) -> list[Trial]:
     """The first trials of these configs with what the finals (their first `rounds`) showed beside
-    the baseline of the same rounds, best reward first."""
+    the baseline of the same rounds, and with the highest memory peak of their runs, best reward
+    first."""
     finals = ended_finals(trials)
     baseline = baseline_of(trials)
     first = {t.config: t for t in reversed(first_measurements(trials, study))}
@@ -431,8 +433,9 @@ def confirmed_by(
         beside = baseline.measurement if baseline else None
         if theirs:
             beside = pooled_runs(theirs)
-        trial = replace(first[config], measurement=pooled_runs(runs))
-        again.append((trial, beside))
+        measured = (t.measured for t in (first[config], *measured_finals(config, finals)[:rounds]))
+        pooled = at_highest_peak(pooled_runs(runs), filter(None, measured))
+        again.append((replace(first[config], measurement=pooled), beside))
     return sorted(
         (
             replace(
