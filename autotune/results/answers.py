@@ -52,7 +52,7 @@ from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 from autotune.trainers.documents.output_options import TRIAL_DIR
 
-NO_CONTROLLER = "no controller is running; `autotune tune SPEC` or `autotune serve` on this store continues the study"
+NO_CONTROLLER = "no controller is running; `autotune tune SPEC` or `autotune serve` on this store continues the study; a service that already runs says at /api/v1/health what prevents it"
 PAGE = 200
 """observed runs that are read at once where not all match"""
 AGAIN_IN_PYTHON = "no controller is running; the Python call that started the study continues it"

@@ -195,6 +195,15 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
     assert "nobody" in refusal("export", study, "--to", "nobody")
 
 
+def test_an_export_that_is_not_possible_names_the_option_as_it_is_typed(run, refusal, write):
+    path = write(space={"micro_batch_size": [1, 2], "precision": ["bf16"], "compile": [True]})
+    study = run("tune", path, "--json").document["study"]["id"]
+    said = refusal("export", study, "--to", "megatron")
+    assert "export with --option nearest=true to use the nearest values" in said
+    assert run("export", study, "--to", "megatron", "--option", "nearest=true").code == 0
+    assert "set --option argv=VALUE" in refusal("export", study, "--to", "command")
+
+
 @pytest.mark.thorough
 def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, write):
     path = write()

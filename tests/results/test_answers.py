@@ -114,7 +114,9 @@ def test_a_study_whose_controller_died_is_listed_as_interrupted(
     assert (left["status"], left["interrupted"]) == ("RUNNING", True)
     print_study(api.document(api.result_of(store, record.id)), [])
     said = f"{record.id} ({record.study.name}): interrupted: no controller is running; `autotune"
-    assert said in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "a service that already runs says at /api/v1/health what prevents it" in printed
 
 
 def test_every_trial_can_be_explained(finished: tuple[Store, str], result: Result) -> None:

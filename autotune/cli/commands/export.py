@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +23,7 @@ from autotune.cli.output import (
     or_print,
     write_text,
 )
+from autotune.errors import AutotuneError
 
 
 def export(
@@ -85,7 +89,7 @@ def export(
     starter = scheduler(on)
     if to:
         trainer(to)
-    with source_of(study, store, url, folder) as (source, study):
+    with source_of(study, store, url, folder) as (source, study), _options_as_typed():
         found = source.export(
             study,
             to or source.status(study)["study"]["trainer"],
@@ -131,6 +135,20 @@ def export(
     if launch.cwd not in ("", "."):
         print(f"cd {shlex.quote(launch.cwd)} && ", end="")
     print(launch.command_line)
+
+
+@contextmanager
+def _options_as_typed() -> Iterator[None]:
+    """An option of a trainer that a remedy names gets the words of the command line."""
+    try:
+        yield
+    except AutotuneError as error:
+        error.remedy = re.sub(
+            r"\bthe option (\w+)(=\w+)?",
+            lambda found: f"--option {found[1]}{found[2] or '=VALUE'}",
+            error.remedy,
+        )
+        raise
 
 
 def report(
