@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,10 @@ def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]
             "--enable_each_rank_log logs",
         ),
         ("numactl -l torchrun --nproc-per-node 2 train.py", "numactl -l"),
+        ("sudo -E torchrun --nproc-per-node 2 train.py", "sudo -E"),
+        ("timeout 1h nice -n 5 python train.py", "timeout 1h nice -n 5"),
+        ("A=b stdbuf -oL torchrun --nproc-per-node 2 train.py", "stdbuf -oL"),
+        ("./bind.sh torchrun --nproc-per-node 2 train.py", "./bind.sh"),
         ("conda run -n train python train.py", "conda run -n train"),
         (
             "conda run -n env --no-capture-output python train.py",
@@ -88,6 +93,47 @@ def test_what_trials_do_without_is_said(tmp_path: Path, run: str, said: str) -> 
         word.startswith(("--log-dir", "--tee", "--enable", "--output", "--time", "$"))
         for word in words
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "start"),
+    [
+        (
+            "python3 -m torch.distributed.run --nproc_per_node=2 train.py",
+            "python3 -m torch.distributed.run --standalone --nproc-per-node={nproc_per_node}",
+        ),
+        (
+            "python -O -X faulthandler -m torch.distributed.launch --use_env --nproc_per_node=2 train.py",
+            "python -O -X faulthandler -m torch.distributed.launch --standalone --nproc-per-node={nproc_per_node} --use_env",
+        ),
+        (
+            "/env/bin/python3.12 -u -m accelerate.commands.launch --num_processes 2 train.py",
+            "python3.12 -u -m accelerate.commands.launch --num_processes={world_size}",
+        ),
+        (
+            "$PYTHON -m deepspeed.launcher.runner --num_gpus 2 train.py",
+            "python -m deepspeed.launcher.runner --num_gpus={nproc_per_node} --master_port={master_port}",
+        ),
+        ("python3 -O -X dev train.py", "python3 -O -X dev"),
+        ("srun -n 2 python -O train.py", "srun --nodes=1 --ntasks={world_size} python -O"),
+    ],
+)
+def test_a_program_is_started_as_its_launch_starts_it(tmp_path: Path, run: str, start: str) -> None:
+    words = drafted(tmp_path, run).document["trainer"]["argv"]
+    assert " ".join(words[: words.index("train.py")]) == start
+
+
+def test_options_of_python_that_torchrun_does_not_give_to_ranks_are_said(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, "srun -n 4 -N 2 python -O -u train.py", "h100-sxm-2x2")
+    assert draft.document["trainer"]["argv"][0] == "torchrun"
+    assert any("trials omit -O, because" in note for note in draft.notes)
+
+
+def test_a_wrapper_of_a_known_command_is_said(tmp_path: Path) -> None:
+    sft = {"model_name_or_path": "gpt2", "stage": "sft", "per_device_train_batch_size": 1}
+    write(tmp_path, {"sft.yaml": json.dumps({**sft, "cutoff_len": 1024})})
+    draft = drafted(tmp_path, "sudo -E llamafactory-cli train sft.yaml")
+    assert any("trials omit sudo -E, because" in note for note in draft.notes)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ _WRAPPERS = frozenset({
 })  # fmt: skip
 """programs that start another one"""
 _OF_NO_EFFECT = frozenset({
-    "env", "exec", "time", "nohup", "sudo", "stdbuf", "catchsegv", "setsid", "unbuffer", "script",
-    "command", "builtin", "watch", "ts", "bash", "sh", "zsh", "source", ".", "eval", "timeout",
+    "env", "exec", "time", "nohup", "catchsegv", "setsid", "unbuffer", "script", "command",
+    "builtin", "watch", "ts", "bash", "sh", "zsh", "source", ".", "eval",
 })  # fmt: skip
 """those without which the program runs the same"""
 _OF_THE_SHELL = re.compile(
@@ -166,9 +166,12 @@ class CommandParts:
     is_known: bool
     """whether it is a Python program, or one of `COMMANDS`"""
     arguments: tuple[str, ...]
+    behind_python: tuple[str, ...] = ()
+    """words between the interpreter and the program: Python's own options, and the module of a
+    launcher of ranks with its `-m`"""
     wrapped: tuple[str, ...] = ()
     """words before the launchers that start another program with an effect on it: `numactl -l`,
-    `conda run -n train`"""
+    `conda run -n train`, `sudo -E`, `bind.sh`"""
 
 
 def parts_of(words: Sequence[str]) -> CommandParts | None:
@@ -183,8 +186,9 @@ def parts_of(words: Sequence[str]) -> CommandParts | None:
         if word in found.program.split() or _starts_ranks(words, at)
     )
     before = [word for word in words[: next(starts, 0)] if not re.match(r"[A-Za-z_]\w*\+?=", word)]
-    names = {word.rpartition("/")[2] for word in before} & _WRAPPERS
-    return replace(found, wrapped=tuple(before)) if names - _OF_NO_EFFECT else found
+    names = {word.rpartition("/")[2] for word in before}
+    has_effect = bool(names & _WRAPPERS - _OF_NO_EFFECT) or any(map(_is_script, before))
+    return replace(found, wrapped=tuple(before)) if has_effect else found
 
 
 def _submitted(words: list[str]) -> list[str]:
@@ -233,25 +237,25 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
                 return None  # accelerate config, accelerate env
             return _launched(launchers, name, words, begin)
         elif _is_python(base):
-            carried.append(word)
-            at += 1
+            begin = at = at + 1
             while (
                 at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-")
             ):
-                carried.append(words[at])
                 at += 1 if words[at] in _PYTHON_FLAGS or len(words[at]) > 2 else 2
+            flags = list(words[begin:at])
+            carried += [word, *flags]
+            found = None
             if words[at : at + 1] == ["-m"] and at + 1 < len(words):
                 module = words[at + 1]
                 if name := MODULES.get(module, ""):
-                    begin = at + (3 if module == "accelerate.commands.accelerate_cli" else 2)
-                    return _launched(launchers, name, words, begin)
-                if module in ("pip", "venv", "http.server", "pytest", "json.tool"):
-                    return None
-                return _parts(launchers, carried, module, words[at + 2 :], is_module=True)
-            if at < len(words) and (words[at].endswith(".py") or _OPEN.match(words[at])):
+                    flags += ["-m", module]
+                    found = _launched(launchers, name, words, at + 2)
+                elif module not in ("pip", "venv", "http.server", "pytest", "json.tool"):
+                    found = _parts(launchers, carried, module, words[at + 2 :], is_module=True)
+            elif at < len(words) and (words[at].endswith(".py") or _OPEN.match(words[at])):
                 is_file = words[at].endswith(".py")
-                return _parts(launchers, carried, words[at], words[at + 1 :], is_known=is_file)
-            return None
+                found = _parts(launchers, carried, words[at], words[at + 1 :], is_known=is_file)
+            return replace(found, behind_python=tuple(flags)) if found else None
         elif " " in word:
             return None  # a command in a text is read for itself
         elif word.endswith(".py"):
@@ -260,10 +264,11 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
             at += 1  # an assignment, or a wrapper's option
         elif (
             base in _WRAPPERS
-            or base.endswith((".sh", ".bash", ".sif", ".sqsh", ".img"))
+            or _is_script(base)
+            or base.endswith((".sif", ".sqsh", ".img"))
             or _at_value(words, at)
         ):
-            is_script = base.endswith((".sh", ".bash"))
+            is_script = _is_script(base)
             if is_script and not _leads_on(words[at + 1 :]):
                 return _parts(launchers, carried, word, words[at + 1 :], is_known=False)
             if is_script or launchers:
@@ -280,6 +285,10 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
                 launchers, carried, " ".join(named), words[at + len(named) :], is_known=False
             )
     return None
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith((".sh", ".bash"))
 
 
 def _at_value(words: Sequence[str], at: int) -> bool:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.onboarding.launch.command_words import (
     LAUNCHERS,
@@ -129,6 +129,9 @@ class Started:
     """nodes that it asks for"""
     gpus_per_node: int | None
     """ranks of a node; None where it does not say"""
+    behind_python: tuple[str, ...] = ()
+    """Python's own options and the module of the launcher, where Python starts it: `-m
+    torch.distributed.run`"""
     wrapped: tuple[str, ...] = ()
     """words before the launcher that start it, such as `numactl -l`"""
     tasks: str = ""
@@ -144,6 +147,14 @@ class Started:
     """the Python that it chooses"""
     folder: str = ""
     """where it runs by the script's `cd`, as `shell_folders` has it"""
+
+    def by_torchrun(self, **changes: Any) -> Started:
+        """The same with torchrun in place of its launcher, which gives its ranks no options of
+        Python."""
+        options = (word for word in self.carried if word.startswith("-"))
+        left_out = [word for word in (*self.behind_python, *options) if word != "-u"]
+        changes |= {"carried": (), "behind_python": (), "wrapped": (*self.wrapped, *left_out)}
+        return replace(self, launcher="torchrun", **changes)
 
     def option(self, name: str) -> str:
         """The value of the launcher's option; empty where it has none."""
@@ -289,6 +300,7 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,
+        behind_python=() if launcher in TASKS else parts.behind_python,
         wrapped=parts.wrapped,
         folder=joined(folder, chdir) if (chdir := value_of(of_tasks, "chdir", "D")) else folder,
     )

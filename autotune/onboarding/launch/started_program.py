@@ -27,7 +27,7 @@ from autotune.onboarding.launch.launch_script import (
     is_plain,
     value_of,
 )
-from autotune.onboarding.script.argv import start_of
+from autotune.onboarding.script.argv import OMITTED, start_of
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
@@ -80,6 +80,8 @@ def started_draft(
         draft = _draft(script, launch, place, path, where.cwd, model=model, folder=folder)
     else:
         draft = settings_draft(settings, place, model=model, folder=folder)
+        if started.wrapped:
+            draft = draft.noting(OMITTED.format(" ".join(started.wrapped)))
     draft = draft.noting(where.note) if where.note else draft
     if not where.is_known:
         draft = draft.asking("trainer.cwd")
@@ -125,7 +127,7 @@ def _by_torchrun(started: Started, place: Place) -> Started:
         place.is_spread and started.gpus_per_node and is_plain
     ):
         return started
-    return replace(started, launcher="torchrun", tasks=started.launcher, options=(), carried=())
+    return started.by_torchrun(tasks=started.launcher, options=())
 
 
 def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
@@ -253,7 +255,7 @@ def _draft(
     with_options = replace(script, parser=written.parser, options=written.merged(script.options))
     given = replace(started, arguments=(*started.arguments, *written.arguments))
     if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
-        given = replace(given, launcher="torchrun", starts_ranks=True)
+        given = given.by_torchrun(starts_ranks=True)
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
     as_options = drafted(with_options, given)

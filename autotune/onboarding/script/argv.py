@@ -20,6 +20,8 @@ from autotune.trainers.documents.placeholders import braced
 
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
+OMITTED = "trials omit {}, because autotune starts their ranks; if trials need one of these words, add it to trainer.argv before the program"
+"""the note on `left_out`"""
 EACH_STEP = "--logging_steps=1"
 _REQUIRED = "fill in: the script requires this option ({})"
 OFF_IN_TRIALS = "off in trials; your value is under `training` below"
@@ -61,15 +63,23 @@ def start_of(script: Script, place: Place) -> list[str]:
     if started and launcher in TASKS:
         carried = map(braced, started.carried)
         return [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *carried]
+    own = (
+        [started.python.name, *map(braced, started.behind_python)]
+        if started and started.behind_python and launcher == started.launcher
+        else []
+    )
     if launcher == "deepspeed":
-        return ["deepspeed", *(DEEPSPEED_NODES if place.is_spread else DEEPSPEED_ONE), *kept]
+        nodes = DEEPSPEED_NODES if place.is_spread else DEEPSPEED_ONE
+        return [*(own or ["deepspeed"]), *nodes, *kept]
     if launcher == "accelerate":
         # on CPUs accelerate gives one process other threads where it is told that there is one
         ranks = () if starts_one(script) else ("--num_processes={world_size}",)
-        return ["accelerate", "launch", *ranks, *(MACHINES if place.is_spread else ()), *kept]
+        machines = MACHINES if place.is_spread else ()
+        return [*(own or ["accelerate", "launch"]), *ranks, *machines, *kept]
     if launcher == "torchrun":
-        return [*place.torchrun, *kept]
-    return [started.python.name if started else "python"]
+        name, *options = place.torchrun
+        return [*(own or [name]), *options, *kept]
+    return own or [started.python.name if started else "python"]
 
 
 def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
@@ -249,11 +259,10 @@ def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
     """What torchrun, accelerate or deepspeed is told beside ranks, nodes, where they meet and where
     their output goes. `launcher`: of the trials."""
     if launcher == started.launcher:
-        yield from (
-            each
-            for each in started.options
-            if each.name and each.name not in _OF_RANKS | _OF_OUTPUT
-        )
+        replaced = _OF_RANKS | _OF_OUTPUT
+        if "torch.distributed.launch" in started.behind_python:
+            replaced -= {"use_env"}  # without it a program is given --local-rank
+        yield from (each for each in started.options if each.name and each.name not in replaced)
 
 
 def left_out(found: OptionMatches, place: Place) -> list[str]:

@@ -47,6 +47,7 @@ from autotune.onboarding.script.adapters import (
     second_models,
 )
 from autotune.onboarding.script.argv import (
+    OMITTED,
     argv_of,
     ideas_of,
     left_out,
@@ -154,9 +155,7 @@ def script_draft(
     if unprinted := _what_is_not_printed(script, metrics):
         notes.append(unprinted)
     if dropped := left_out(found, place):
-        notes.append(
-            f"trials omit {', '.join(dropped)}, because autotune starts their ranks; if trials need one of these words, add it to trainer.argv before the program"
-        )
+        notes.append(OMITTED.format(", ".join(dropped)))
     notes += _what_is_off(today, source)
     heading = (
         f"A first spec for {source.name}, written by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
