@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autotune.plan.plan import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
+from autotune.reviews.edits import LEAST
 from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.runs.observed import OBSERVED
 from autotune.spec.texts.as_text import (
@@ -241,7 +242,6 @@ def _together(review: Review) -> Iterator[str]:
     if review.estimate is None:
         return
     if review.together is None:
-        more = review.best_gain - 1.0
         if review.fits is False and not review.if_out_of_memory and not review.trials:
             yield (
                 "no edit of what the launch sets makes it fit, but sharding does (see the first warning)"
@@ -250,18 +250,21 @@ def _together(review: Review) -> Iterator[str]:
             )
         elif review.trials:
             yield "no edit is certain both to fit and to be faster; try these edits, and keep those that are faster:"
-        elif more >= 0.03:
+        elif review.best_gain >= LEAST:
             yield f"no edit is certain to be faster (the best guess is {format_gain(review.best_gain)}, but its interval includes losses); run a trial, or add --measured"
         elif review.fits is None and review.is_upper_bound:
             yield "no edit that surely fits gains 3% or more; whether the launch fits depends on what is assumed above"
         else:
             yield "no edit gains 3% or more"
-    elif len(review.edits) > 1:
-        together = review.together
+        return
+    together = review.together
+    if len(review.edits) > 1:
         yield (
             f"together: {gain_words(together.gain)}, {format_bytes(float(together.estimate.peak_memory_bytes))}, "
             f"{float(together.estimate.oom_probability):.0%} OOM risk"
         )
+    if review.best_gain >= LEAST * together.gain.gain:
+        yield f"only sure gains are listed; `autotune plan` ranks all configs by predicted speed, up to {format_gain(review.best_gain)}"
 
 
 def _changes(edit: Edit) -> str:
