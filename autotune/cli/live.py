@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.output import consoles
+from autotune.cli.output import consoles, counted
 from autotune.cli.study_text import noisy_line, state_of, trial_line
 from autotune.ports import StudyRecord
 from autotune.report.table_layout import FittedTable
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 
+_SEARCHED = "search trial", "search trials"
 REDRAWS_PER_S = 4
 JUDGING = 20.0
 """times as long as the result so far took to work out, it is kept"""
@@ -118,7 +119,7 @@ class LiveView:
                 self.began = time.monotonic() - record.elapsed_s
                 self._line(
                     f"study {record.id} ({record.study.name})"
-                    + (f", continued after {len(past)} trials" if past else "")
+                    + (f", continued after {counted(len(past), 'run', 'runs')}" if past else "")
                 )
                 if not past and (expected := expected_runs(record.study)):
                     # above the live table, where it stays
@@ -237,11 +238,11 @@ class LiveView:
         budget = self.study.budget
         searched = sum(t.purpose in ASKED and t.status.is_terminal for t in self.trials.values())
         finals = self._finals_ended()
-        most = f"{searched} of at most {_trials(budget.max_trials)}"
+        most = f"{searched} of at most {counted(budget.max_trials, *_SEARCHED)}"
         if finals is not None:
             least, longest = self._least_finals, longest_finals(self.study)
             of = f"{least} to {longest}" if finals <= least else f"up to {max(finals, longest)}"
-            most = f"{_trials(searched)} + {finals} of {of} finals"
+            most = f"{counted(searched, *_SEARCHED)} + {finals} of {of} finals"
         if self.began is None:
             return f"{self.phase}   {most}"
         elapsed = time.monotonic() - self.began
@@ -304,7 +305,3 @@ class LiveView:
     def _line(self, text: str) -> None:
         if self._live is None:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"

@@ -16,19 +16,18 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.output import bare_table, consoles, print_table
+from autotune.cli.output import bare_table, consoles, counted, print_table
 from autotune.ports import EventKind
 from autotune.report.history import history_line
 from autotune.report.notes import infeasible_line, note_of, placed_lines, ranked_note
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
+    MEDIAN_STEP,
     MIN_CONFIG,
     Palette,
     by_config,
     configs_of_study_table,
-    format_bytes,
     format_count,
-    format_duration,
     safe,
 )
 from autotune.results.answers import waiting_words
@@ -43,16 +42,24 @@ from autotune.spec import (
     config_label,
 )
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import DEFAULT_IS_BEST, UNKNOWN, format_span, format_speedup
+from autotune.spec.texts.as_text import (
+    DEFAULT_IS_BEST,
+    UNKNOWN,
+    bytes_cell,
+    count_cell,
+    duration_cell,
+    format_span,
+    format_speedup,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
+OPTIONAL_COLUMNS = ("stability", MEDIAN_STEP, "memory", "reward")
 """columns of configs that a narrow terminal leaves out, in this order"""
 ACROSS_COLUMNS = (*OPTIONAL_COLUMNS, "runner", "GPUs")
 """the same across studies, where the id of the study stays whole"""
-STUDY_COLUMNS = ("created", "cluster", "model", "trials")
+STUDY_COLUMNS = ("created", "cluster", "model", "runs")
 """columns of studies that a narrow terminal leaves out, in this order"""
 MIN_NAME = 12
 """width to which the name of a study is shortened in a narrow terminal"""
@@ -63,11 +70,13 @@ def trial_line(trial: Trial, palette: Palette) -> str:
     label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
     if (m := trial.measured) is not None:
         predicted = (
-            f" (predicted {format_count(float(trial.estimate.tokens_per_s))})"
+            f" (predicted {count_cell(float(trial.estimate.tokens_per_s))})"
             if trial.estimate
             else ""
         )
-        label += f", {format_count(m.tokens_per_s)} tokens/s{predicted}, {format_bytes(m.peak_memory_bytes)}"
+        label += (
+            f", {count_cell(m.tokens_per_s)} tokens/s{predicted}, {bytes_cell(m.peak_memory_bytes)}"
+        )
     remark = note_of(trial)
     return f"{label}; {remark}" if remark else label
 
@@ -116,7 +125,7 @@ def print_study(
     for line in (
         *([f"config     {ParallelConfig.from_dict(best['config'])}"] if best else ()),
         *placed_lines(study),
-        trials_line(rows),
+        f"runs: {runs_line(rows)}",
         infeasible_line(document.get("infeasible") or {}),
     ):
         out.print(line)
@@ -173,13 +182,13 @@ def answer_lines(
     message = f"{joint}{study['message']}" if study["message"] else ""
     behind = f"; it {words}" if (words := waiting_words(study.get("waits_behind"))) else ""
     lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{behind}"))
-    runs = runs_line(trials) if trials else f"{sum(study['trials'].values()) or 'none'}"
-    lines.append(
-        (
-            "runs",
-            f"{runs} in {format_span(study.get('elapsed_s'))} (autotune explain {_named(study, folder)})",
-        )
+    count = counted(len(trials) or sum(study["trials"].values()), "run", "runs")
+    of = f" of {counted(len(by_config(trials)), 'config', 'configs')}" if trials else ""
+    spent, explained = (
+        format_span(study.get("elapsed_s")),
+        f"autotune explain {_named(study, folder)}",
     )
+    lines.append(("runs", f"{count}{of} in {spent} ({explained})"))
     return lines
 
 
@@ -219,7 +228,7 @@ def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) 
     def of(trial: Trial) -> tuple[str, str]:
         reward = trial.reward
         stability = f"{reward.stability:.2f}" if reward else UNKNOWN
-        return stability, format_bytes(trial.peak_memory_bytes)
+        return stability, bytes_cell(trial.peak_memory_bytes)
 
     stability, memory = of(won)
     if baseline is not None:
@@ -227,7 +236,7 @@ def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) 
         return f"{stability} (baseline {stable_too}); memory {memory} (baseline {used})"
     if missing is None or missing.estimate is None:
         return f"{stability}; memory {memory}"
-    predicted = format_bytes(float(missing.estimate.peak_memory_bytes))
+    predicted = bytes_cell(float(missing.estimate.peak_memory_bytes))
     return f"{stability}; memory {memory} (predicted for the baseline: {predicted})"
 
 
@@ -306,13 +315,13 @@ def next_step(document: Mapping[str, Any], folder: Path | None = None) -> str:
 
 
 _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
-    TrialPurpose.SEARCH: ("{} searched", "{} searched"),
+    TrialPurpose.SEARCH: ("1 search trial", "{} search trials"),
     TrialPurpose.BASELINE: ("the baseline", "{} runs of the baseline"),
     TrialPurpose.REFERENCE: ("an fp32 reference", "{} fp32 references"),
-    TrialPurpose.FINAL: ("{} final", "{} finals"),
-    TrialPurpose.PROXY: ("{} proxy", "{} proxies"),
+    TrialPurpose.FINAL: ("1 final", "{} finals"),
+    TrialPurpose.PROXY: ("1 proxy", "{} proxies"),
 }
-"""what trials of each purpose are called: one trial, several trials"""
+"""what runs of each purpose are called: one, several"""
 _STATUSES: Mapping[TrialStatus, str] = {
     TrialStatus.COMPLETED: "completed",
     TrialStatus.STOPPED: "stopped early",
@@ -324,20 +333,15 @@ _STATUSES: Mapping[TrialStatus, str] = {
 }
 
 
-def trials_line(trials: Sequence[Trial]) -> str:
-    """Trials counted by purpose and by status: `trials: 14 searched, the baseline, 6 finals (19
-    completed, 2 failed)`."""
-    statuses = Counter(t.status for t in trials)
-    ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
-    return f"trials: {runs_line(trials)} ({', '.join(ends)})"
-
-
 def runs_line(trials: Sequence[Trial]) -> str:
-    """Trials counted by purpose: `14 searched, the baseline, 6 finals`."""
-    purposes = Counter(t.purpose for t in trials)
-    return ", ".join(
+    """Runs counted by purpose and by status: `14 search trials, the baseline, 6 finals (19
+    completed, 2 failed)`."""
+    statuses, purposes = Counter(t.status for t in trials), Counter(t.purpose for t in trials)
+    ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
+    kinds = [
         words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose])
-    )
+    ]
+    return f"{', '.join(kinds)} ({', '.join(ends)})"
 
 
 def speedup_line(document: Mapping[str, Any]) -> str:
@@ -394,7 +398,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             Column(key="config", least=MIN_CONFIG, cut=False),
             *(
                 Column(key=n, right=True)
-                for n in ("GPUs", "tokens/s", "step", "memory", "stability", "reward")
+                for n in ("GPUs", "tokens/s", MEDIAN_STEP, "memory", "stability", "reward")
             ),
             *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
             *([Column(key="note")] if has_notes else []),
@@ -417,9 +421,9 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             str(rank),
             config_label(config),
             f"{config.world_size:,}",
-            format_count(m.get("tokens_per_s")),
-            format_duration(m.get("step_time_s")),
-            format_bytes(m.get("peak_memory_bytes")),
+            count_cell(m.get("tokens_per_s")),
+            duration_cell(m.get("step_time_s")),
+            bytes_cell(m.get("peak_memory_bytes")),
             f"{r['stability']:.2f}" if r else UNKNOWN,
             f"{r['total']:+.3f}" if r else UNKNOWN,
             *(
@@ -441,7 +445,7 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
             Column(key="id"),
             Column(key="name", least=MIN_NAME),
             *(Column(key=key) for key in ("status", "model", "cluster")),
-            *(Column(key=key, right=True) for key in ("trials", "speedup")),
+            *(Column(key=key, right=True) for key in ("runs", "speedup")),
             Column(key="created"),
         ),
         stages=(

@@ -8,7 +8,7 @@ space that its GPU lacks is named.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -105,6 +105,24 @@ def _named(word: str, num_gpus: int) -> ClusterSpec:
     except CatalogError as error:
         error.field = "clusters"
         raise
+
+
+_SMALLEST_FIRST: Mapping[str, Callable[[ClusterChoice], float | None]] = {
+    "speed": lambda choice: -float(choice.estimate.tokens_per_s) if choice.estimate else None,
+    "cost": lambda choice: choice.bill.cost_usd if choice.bill else None,
+    "energy": lambda choice: choice.bill.energy_kwh if choice.bill else None,
+}
+
+
+def sorted_choices(choices: Sequence[ClusterChoice], by: str) -> tuple[ClusterChoice, ...]:
+    """The fastest first, or that of the lowest cost or energy; those of which it is unknown come
+    last. `by`: speed, cost or energy."""
+
+    def place(choice: ClusterChoice) -> tuple[bool, float]:
+        value = _SMALLEST_FIRST[by](choice)
+        return value is None, value or 0.0
+
+    return tuple(sorted(choices, key=place))
 
 
 def compare_clusters(

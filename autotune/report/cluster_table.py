@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from autotune.plan.clusters import ClusterChoice
 from autotune.report.table_layout import Column, FittedTable, Shortening
-from autotune.report.terminal import FULL, MIN_CONFIG, Palette, format_count, plain_table
+from autotune.report.terminal import FULL, MIN_CONFIG, Palette, plain_table
 from autotune.spec import config_label
-from autotune.spec.texts.as_text import UNKNOWN, format_mfu, two_digits
+from autotune.spec.texts.as_text import UNKNOWN, count_cell, format_mfu, in_column, two_digits
 
 """a price or a power that is not in the catalog"""
 
@@ -52,9 +52,9 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
     estimate, (low, high) = choice.estimate, choice.tokens_per_s_90 or (0.0, 0.0)
     cells = [
         config_label(choice.config),
-        format_count(float(estimate.tokens_per_s)),
-        f"{format_count(low)} to {format_count(high)}",
-        format_count(float(estimate.tokens_per_s_per_gpu)),
+        count_cell(float(estimate.tokens_per_s)),
+        f"{count_cell(low)} to {count_cell(high)}",
+        count_cell(float(estimate.tokens_per_s_per_gpu)),
         format_mfu(float(estimate.mfu)),
         f"{float(estimate.oom_probability):.0%}",
     ]
@@ -74,7 +74,7 @@ def format_usd(cost: float | None) -> str:
     rounded = float(f"{cost:.2g}")
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if rounded >= (size if unit != "k" else 1e4):
-            return f"${rounded / size:g}{unit}"
+            return f"${in_column(f'{rounded / size:g}{unit}', digits=2)}"
     return f"${rounded:,.0f}" if rounded >= 10 else f"${rounded:.2f}"
 
 

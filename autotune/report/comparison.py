@@ -17,11 +17,9 @@ from autotune.report.reward_tables import cost_label
 from autotune.report.study_facts import speedup_word
 from autotune.report.terminal import (
     FULL,
+    MEDIAN_STEP,
     PART_NAMES,
     Palette,
-    format_bytes,
-    format_count,
-    format_duration,
     plain_table,
     safe,
 )
@@ -31,7 +29,15 @@ from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_changes, config_label
 from autotune.spec.runs.versions import differences
-from autotune.spec.texts.as_text import UNKNOWN, format_mfu, format_span, value_word
+from autotune.spec.texts.as_text import (
+    UNKNOWN,
+    bytes_cell,
+    count_cell,
+    duration_cell,
+    format_mfu,
+    format_span,
+    value_word,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +89,7 @@ def facts(found: Result) -> dict[str, str]:
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
         "objective": f"{objective.metric}, stability weight {objective.stability_weight:g}",
         "searcher": record.study.searcher,
-        "trials": ", ".join(
+        "runs": ", ".join(
             f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()
         )
         or UNKNOWN,
@@ -92,9 +98,9 @@ def facts(found: Result) -> dict[str, str]:
         "first config of the target": config_label(first)
         if (first := first_pick(record)) is not None
         else UNKNOWN,
-        "tokens/s": format_count(tokens_per_s(best)) if best is not None else UNKNOWN,
-        "step time": format_duration(measured.step_time_s if measured else None),
-        "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
+        "tokens/s": count_cell(tokens_per_s(best)) if best is not None else UNKNOWN,
+        MEDIAN_STEP: duration_cell(measured.step_time_s if measured else None),
+        "peak memory": bytes_cell(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else UNKNOWN,
         "per million tokens": _cost(measured, workload) if measured else UNKNOWN,
         "speedup over the baseline": speedup_word(found, times=""),
@@ -164,13 +170,13 @@ def trial_facts(trial: Trial) -> dict[str, str]:
         **knob_words(trial.config),
         "status": str(trial.status).lower(),
         "failure": f"{trial.failure.kind}: {trial.failure.message}" if trial.failure else UNKNOWN,
-        "tokens/s": format_count(tokens_per_s(trial)) if measured else UNKNOWN,
-        "predicted tokens/s": format_count(float(estimate.tokens_per_s)) if estimate else UNKNOWN,
-        "step time": format_duration(measured.step_time_s if measured else None),
-        "predicted step time": format_duration(float(estimate.step_time_s) if estimate else None),
+        "tokens/s": count_cell(tokens_per_s(trial)) if measured else UNKNOWN,
+        "predicted tokens/s": count_cell(float(estimate.tokens_per_s)) if estimate else UNKNOWN,
+        MEDIAN_STEP: duration_cell(measured.step_time_s if measured else None),
+        "predicted step": duration_cell(float(estimate.step_time_s) if estimate else None),
         "spread of step times": f"{measured.step_time_spread:.1%}" if measured else UNKNOWN,
-        "peak memory": format_bytes(m.peak_memory_bytes if m else None),
-        "predicted peak memory": format_bytes(
+        "peak memory": bytes_cell(m.peak_memory_bytes if m else None),
+        "predicted peak memory": bytes_cell(
             float(estimate.peak_memory_bytes) if estimate else None
         ),
         "probability of running out of memory": f"{float(estimate.oom_probability):.0%}"
@@ -181,15 +187,15 @@ def trial_facts(trial: Trial) -> dict[str, str]:
         "reward": f"{reward.total:+.3f}" if reward else UNKNOWN,
         "stability": f"{reward.stability:.2f}" if reward else UNKNOWN,
         "steps that count": str(len(measured.step_times_s)) if measured else UNKNOWN,
-        "setup": format_duration(m.setup_s) if m and m.setup_s else UNKNOWN,
+        "setup": duration_cell(m.setup_s) if m and m.setup_s else UNKNOWN,
         **{
-            f"time: {PART_NAMES.get(name, name)} ({source})": format_duration(value)
+            f"time: {PART_NAMES.get(name, name)} ({source})": duration_cell(value)
             for name, value in times.items()
             if value > 0
         },
         **(
             {
-                f"memory: {PART_NAMES[name]} (predicted)": format_bytes(float(value))
+                f"memory: {PART_NAMES[name]} (predicted)": bytes_cell(float(value))
                 for name, value in estimate.memory_parts_bytes.to_dict().items()
             }
             if estimate

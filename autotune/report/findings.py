@@ -53,7 +53,7 @@ def why(found: Result) -> list[str]:
         ]
     if baseline is None:
         missing = found.unmeasured_baseline
-        measured = f"Trial {best.number} is the best of {len(found.measured)} measured trials; {why_unmeasured(missing)}."
+        measured = f"Trial {best.number} is the best of {len(found.measured)} measured runs; {why_unmeasured(missing)}."
         return [measured, *([_differs(missing, best)] if missing else ())]
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
     tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []

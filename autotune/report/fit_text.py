@@ -24,6 +24,7 @@ from autotune.plan.fit.findings import (
 from autotune.report.memory_over_step import CATEGORY_NAMES
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.spec import DryRun, ParallelConfig, Workload, config_label
+from autotune.spec.texts.as_text import bytes_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +138,8 @@ def peaks(fit: Fit) -> Rows:
     rows = [
         (
             name,
-            format_bytes(run.peak.total_bytes),
-            *(format_bytes(run.peak.parts_bytes.get(category, 0)) for category in used),
+            bytes_cell(run.peak.total_bytes),
+            *(bytes_cell(run.peak.parts_bytes.get(category, 0)) for category in used),
         )
         for name, run in zip(rank_names(fit), fit.runs, strict=True)
     ]
@@ -160,13 +161,12 @@ def cost_model(fit: Fit) -> Rows:
     they are two trainers'."""
     found = beside_cost_model(fit)
     rows = [
-        (row.name, format_bytes(row.dry_run_bytes), format_bytes(row.cost_model_bytes))
-        for row in found
+        (row.name, bytes_cell(row.dry_run_bytes), bytes_cell(row.cost_model_bytes)) for row in found
     ]
     total = (
         "total",
-        format_bytes(fit.allocated_bytes),
-        format_bytes(float(fit.estimate.peak_memory_bytes)),
+        bytes_cell(fit.allocated_bytes),
+        bytes_cell(float(fit.estimate.peak_memory_bytes)),
     )
     if fit.is_played:
         heads = ("category", "dry run (allocated)", "formulas (reserved)")

@@ -33,7 +33,7 @@ from autotune.report.study_facts import (
     when_line,
 )
 from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
-from autotune.report.terminal import speeds_line
+from autotune.report.terminal import MEDIAN_STEP, speeds_line
 from autotune.results.answers import result_from
 from autotune.results.figure import Figure
 from autotune.results.rankings import explained
@@ -52,7 +52,7 @@ MOST_SENTENCE = 400
 """characters of a line of text"""
 ANSWER_HEADS = (
     *(("", False), ("trial", True), ("config", False), ("tokens/s", True), ("", False)),
-    *(("step time", True), ("peak memory", True), ("MFU", True)),
+    *((MEDIAN_STEP, True), ("peak memory", True), ("MFU", True)),
 )
 """heads of the first table, and whether the column is of numbers"""
 LEFT_OUT = ("spread", "reward")
@@ -162,15 +162,17 @@ def _trials(found: Result, page: str) -> str:
     lines = [
         speeds_line(found.shown, found.unmeasured_baseline),
         *notes.shared[:MOST_FAILURES],
-        *([f"{cut:,} more trials are not shown"] if cut else []),
+        *([f"{cut:,} more runs are not shown"] if cut else []),
         *(
-            [f"{finals:,} more trials re-measured the top configs to get the figures above"]
+            [f"{finals:,} more runs re-measured the top configs to get the figures above"]
             if finals
             else []
         ),
     ]
     said = "\n".join(f"- {text(line, most=MOST_SENTENCE)}" for line in lines)
-    return details(f"Trials ({count:,})", table([TRIAL_HEADS[i] for i in shown], rows), said)
+    return details(
+        f"Runs before the finals ({count:,})", table([TRIAL_HEADS[i] for i in shown], rows), said
+    )
 
 
 def _failures(found: Result, page: str) -> str:

@@ -9,12 +9,12 @@ from html import escape
 from autotune.report.figures import drawings
 from autotune.report.findings import why
 from autotune.report.notes import infeasible_line
-from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.report.terminal import MEDIAN_STEP
 from autotune.results.figure import Figure
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial
-from autotune.spec.texts.as_text import format_speedup
+from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell, format_speedup
 
 
 class NotebookView:
@@ -27,7 +27,7 @@ class NotebookView:
     def summary_html(self, result: Result) -> str:
         """Name, status and speedup; a table of winner and baseline; why it won."""
         study = result.record.study
-        heading = f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
+        heading = f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} runs"
         if result.too_noisy is not None:
             heading += f", {escape(str(result.too_noisy))}"
         elif result.speedup is not None:
@@ -43,7 +43,7 @@ class NotebookView:
         ]
         heads = "".join(
             f"<th>{name}</th>"
-            for name in ("", "trial", "config", "tokens/s", "step time", "peak memory")
+            for name in ("", "trial", "config", "tokens/s", MEDIAN_STEP, "peak memory")
         )
         table = (
             f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -61,8 +61,8 @@ def _row(label: str, trial: Trial) -> str:
         label,
         f"{trial.number}",
         str(trial.config),
-        format_count(tokens_per_s(trial)),
-        format_duration(measured.step_time_s) if measured else "",
-        format_bytes(measured.peak_memory_bytes) if measured else "",
+        count_cell(tokens_per_s(trial)),
+        duration_cell(measured.step_time_s) if measured else "",
+        bytes_cell(measured.peak_memory_bytes) if measured else "",
     )
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"

@@ -33,7 +33,7 @@ from autotune.report.study_facts import (
     when_line,
 )
 from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
-from autotune.report.terminal import speeds_line
+from autotune.report.terminal import MEDIAN_STEP, speeds_line
 from autotune.results.answers import result_from
 from autotune.results.figure import Figure
 from autotune.results.rankings import explained, front_documents
@@ -86,10 +86,10 @@ def _answer(found: Result) -> str:
     cards = [
         ("speedup over the baseline", speedup_word(found)),
         ("tokens per second", speed),
-        ("step time", step),
+        (MEDIAN_STEP, step),
         ("peak memory", memory),
         ("model FLOPs utilization", mfu),
-        ("trials", f"{len(found.shown):,}"),
+        ("runs", f"{len(found.shown):,}"),
     ]
     boxes = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
@@ -155,7 +155,7 @@ def _trials(found: Result) -> str:
         rows.append(("won" if won else "", [number, label, status, *rest]))
     lines = (speeds_line(found.shown), *notes.shared)
     under = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
-    return "<h2>Trials</h2>" + html_table(TRIAL_HEADS, rows) + under
+    return "<h2>Runs</h2>" + html_table(TRIAL_HEADS, rows) + under
 
 
 def _failures(found: Result) -> str:

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.report.notes import ranked_note
-from autotune.report.terminal import format_bytes, format_count
 from autotune.reward import STABILITY_PARTS, THROUGHPUT_TERMS
 from autotune.spec import ParallelConfig, config_label
-from autotune.spec.texts.as_text import UNKNOWN
+from autotune.spec.texts.as_text import UNKNOWN, bytes_cell, count_cell, in_column
 
 UNITS: Mapping[str, str] = {"USD": "$", "J": " J", "rank_s": " rank-s"}
 
@@ -82,9 +81,9 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
             [
                 str(trial["number"]),
                 config_label(ParallelConfig.from_dict(trial["config"])),
-                format_count(merits["tokens_per_s"]),
+                count_cell(merits["tokens_per_s"]),
                 f"{merits['stability']:.2f}",
-                f"{headroom:.0%} ({format_bytes(m['peak_memory_bytes'])} used)"
+                f"{headroom:.0%} ({bytes_cell(m['peak_memory_bytes'])} used)"
                 if headroom is not None
                 else UNKNOWN,
                 cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
@@ -103,4 +102,4 @@ def _label(part: str) -> str:
 def cost_label(value: float, unit: str) -> str:
     """`$0.12`, `3.4k J`, `52 rank-s`."""
     sign = UNITS.get(unit, f" {unit}")
-    return f"{sign}{value:.3g}" if unit == "USD" else f"{format_count(value)}{sign}"
+    return f"{sign}{in_column(f'{value:.3g}')}" if unit == "USD" else f"{count_cell(value)}{sign}"

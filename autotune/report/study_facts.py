@@ -11,11 +11,19 @@ import json
 from autotune.registry import PASSED
 from autotune.report.findings import status_counts
 from autotune.report.notes import infeasible_line
-from autotune.report.terminal import format_bytes, format_count, format_duration, measured_cells
+from autotune.report.terminal import MEDIAN_STEP, format_count, measured_cells
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
-from autotune.spec.texts.as_text import UNKNOWN, format_mfu, format_span, format_speedup
+from autotune.spec.texts.as_text import (
+    UNKNOWN,
+    bytes_cell,
+    count_cell,
+    duration_cell,
+    format_mfu,
+    format_span,
+    format_speedup,
+)
 from autotune.trainers import python_line
 
 TRIAL_HEADS = (
@@ -25,7 +33,7 @@ TRIAL_HEADS = (
         ("status", False),
         ("predicted", True),
         ("measured", True),
-        ("step", True),
+        (MEDIAN_STEP, True),
     ),
     *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
 )
@@ -80,22 +88,21 @@ def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: s
 
 
 def counts_line(found: Result) -> str:
-    """Trials by status, and what cannot be run."""
-    counts = (
-        ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items())
-        or "no trials yet"
+    """Runs by status, and what cannot be run."""
+    counts = ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items())
+    return f"runs: {counts or 'none yet'}" + (
+        f"; {line}" if (line := infeasible_line(found.infeasible)) else ""
     )
-    return counts + (f"; {line}" if (line := infeasible_line(found.infeasible)) else "")
 
 
 def speed_row(trial: Trial) -> list[str]:
-    """Tokens per second, step time, peak memory and model FLOPs utilization as measured; `UNKNOWN`
+    """Tokens per second, median step time, peak memory and model FLOPs utilization as measured; `UNKNOWN`
     without a measurement."""
     m = trial.measurement
     return [
-        format_count(tokens_per_s(trial)) if m else UNKNOWN,
-        format_duration(m.step_time_s) if m else UNKNOWN,
-        format_bytes(m.peak_memory_bytes) if m and m.peak_memory_bytes else UNKNOWN,
+        count_cell(tokens_per_s(trial)) if m else UNKNOWN,
+        duration_cell(m.step_time_s) if m else UNKNOWN,
+        bytes_cell(m.peak_memory_bytes) if m and m.peak_memory_bytes else UNKNOWN,
         format_mfu(m.mfu if m else None),
     ]
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.report.terminal import format_count, format_duration
+from autotune.report.terminal import format_duration
 from autotune.spec import ParallelConfig, config_label
 from autotune.spec.runs.trial import trial_numbers
+from autotune.spec.texts.as_text import count_cell, duration_cell
 
 BLIND_WORDS: Mapping[str, str] = {
     "intra_efficiency": "the links inside a node",
@@ -84,9 +85,9 @@ def target_rows(target: Mapping[str, Any]) -> list[list[str]]:
         [
             str(row["rank"]),
             config_label(ParallelConfig.from_dict(row["config"])),
-            format_count(row["tokens_per_s"]),
-            format_duration(row["step_time_s"]),
-            f"{format_duration(row['step_time_low_s'])} to {format_duration(row['step_time_high_s'])}",
+            count_cell(row["tokens_per_s"]),
+            duration_cell(row["step_time_s"]),
+            f"{duration_cell(row['step_time_low_s'])} to {duration_cell(row['step_time_high_s'])}",
             f"{row['oom_probability']:.0%}",
             _proxies_of(row),
         ]
@@ -106,7 +107,7 @@ def proxy_rows(proxies: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             ]
             label = config_label(ParallelConfig.from_dict(proxy["config"]))
             sizes = str(proxy["num_layers"]), str(proxy["global_batch_size"])
-            rows.append([", ".join(ranks), label, *sizes, format_duration(proxy["step_time_s"])])
+            rows.append([", ".join(ranks), label, *sizes, duration_cell(proxy["step_time_s"])])
     rows += [
         [str(row["rank"]), f"none: {row['reason']}", "", "", ""]
         for row in proxies

@@ -16,7 +16,14 @@ from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.estimate import MemoryParts, TimeParts
-from autotune.spec.texts.as_text import UNKNOWN, format_mfu, format_span
+from autotune.spec.texts.as_text import (
+    UNKNOWN,
+    bytes_cell,
+    count_cell,
+    duration_cell,
+    format_mfu,
+    format_span,
+)
 from autotune.spec.texts.as_text import format_bytes as format_bytes
 from autotune.spec.texts.as_text import format_count as format_count
 from autotune.spec.texts.as_text import format_duration as format_duration
@@ -73,14 +80,14 @@ STATUS_COLOURS: Mapping[str, str] = {
     "INFEASIBLE": "magenta",
 }
 
+MEDIAN_STEP = "median step"
+"""heading of measured step times: tokens/s are of all steps, so slow steps lower them only"""
 SPEEDS = (
-    "Tokens/s are corrected to the machine's speed at the start of the study, as measured by the baseline. "
+    "Tokens/s count all steps and are corrected to the machine's speed at the start of the study, as measured by the baseline. "
     "Disturbed final runs are excluded."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = (
-    "Tokens/s are as measured, because {why}; drift is not corrected, and no speedup is reported."
-)
+AS_MEASURED = "Tokens/s count all steps and are as measured, because {why}; drift is not corrected, and no speedup is reported."
 """the same where the baseline could not be measured, and why"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
@@ -248,7 +255,8 @@ def configs_of_study_table(
             Column(key="ended", heading="status"),
             Column(key="predicted", right=True),
             Column(key="speed", heading="first run" if is_live else "tokens/s", right=True),
-            *(Column(key=n, right=True) for n in ("step", "memory", "stable", "spent")),
+            Column(key="step", heading=MEDIAN_STEP, right=True),
+            *(Column(key=n, right=True) for n in ("memory", "stable", "spent")),
             Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
         ),
         stages=_STAGES,
@@ -315,13 +323,13 @@ def _marked(cells: Sequence[str], mark: str) -> list[str]:
 
 
 def measured_cells(trial: Trial) -> list[str]:
-    """Predicted and measured tokens per second, step time and peak memory."""
+    """Predicted and measured tokens per second, median step time and peak memory."""
     m, memory = trial.measured, trial.peak_memory_bytes
     return [
-        format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else UNKNOWN,
-        format_count(m.tokens_per_s) if m else UNKNOWN,
-        format_duration(m.step_time_s) if m else UNKNOWN,
-        format_bytes(memory) if memory else UNKNOWN,
+        count_cell(float(trial.estimate.tokens_per_s)) if trial.estimate else UNKNOWN,
+        count_cell(m.tokens_per_s) if m else UNKNOWN,
+        duration_cell(m.step_time_s) if m else UNKNOWN,
+        bytes_cell(memory) if memory else UNKNOWN,
     ]
 
 
@@ -392,11 +400,11 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
         table.add_row(
             str(row.rank) if row is not baseline else "",
             config_label(row.config) + (" (baseline)" if row is baseline else ""),
-            format_count(float(estimate.tokens_per_s)),
+            count_cell(float(estimate.tokens_per_s)),
             f"{float(estimate.tokens_per_s / base):.2f}x" if base else UNKNOWN,
-            format_duration(float(estimate.step_time_s)),
+            duration_cell(float(estimate.step_time_s)),
             format_mfu(float(estimate.mfu)),
-            format_bytes(float(estimate.peak_memory_bytes)),
+            bytes_cell(float(estimate.peak_memory_bytes)),
             f"{float(estimate.oom_probability):.0%}",
             Text.from_markup(time_bar(_shown_parts(estimate), width=24, palette=palette)),
         )

@@ -260,7 +260,7 @@ def _step_beside_winner(trial: Trial, result: Result) -> str:
         format_duration(t.measurement.step_time_s if t is not None and t.measurement else None)
         for t in (trial, result.best)
     )
-    return f"trial {trial.number}'s step takes {own}, and the winner's takes {best}"
+    return f"trial {trial.number}'s median step takes {own}, and the winner's takes {best}"
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:

@@ -98,7 +98,7 @@ class Result:
 
     def __repr__(self) -> str:
         record = self.record
-        facts = [repr(record.study.name), str(record.status), f"{len(self.shown)} trials"]
+        facts = [repr(record.study.name), str(record.status), f"{len(self.shown)} runs"]
         if self.best is not None:
             facts.append(f"best {self.best.config}")
         if self.too_noisy is not None:

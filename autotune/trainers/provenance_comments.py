@@ -28,7 +28,7 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
         f"Measured {tuned['measured_at'] or 'at an unknown time'} by the {tuned['runner']} runner: {_speed(tuned)}",
         f"  over {tuned['steps']} steps"
         + (f" in {tuned['final_rounds']} final rounds" if tuned["final_rounds"] else "")
-        + f"; {tuned['trials']['measured']} trials were measured, {tuned['trials']['failed']} failed",
+        + f"; {tuned['trials']['measured']} runs before the finals were measured, {tuned['trials']['failed']} failed",
     ]
     if default:
         lines.append(f"Baseline: {default['config']}: {_speed(default)}")
@@ -50,4 +50,4 @@ def plain_line(text: str) -> str:
 
 def _speed(measured: Mapping[str, Any]) -> str:
     time_s, spread = measured["step_time_s"], measured["step_time_spread"]
-    return f"{measured['tokens_per_s']:,.0f} tokens/s, {format_duration(time_s)} per step (spread {spread:.1%})"
+    return f"{measured['tokens_per_s']:,.0f} tokens/s, a median step of {format_duration(time_s)} (spread {spread:.1%})"

@@ -17,10 +17,10 @@ from autotune.cli.study_text import (
     next_best,
     next_step,
     print_study,
+    runs_line,
     speedup_line,
     studies_table,
     tied_line,
-    trials_line,
 )
 from autotune.results.answers import result_from
 from autotune.reward import slowed
@@ -127,7 +127,7 @@ def test_the_finals_are_counted_as_they_were_announced() -> None:
     final = replace(default, number=2, purpose=TrialPurpose.FINAL)
     view.on_event(StudyOpened(record=replace(record(), study=one), past=(default, other, final)))
     assert "up to 4 finals" in expected_runs(one)
-    assert " 1 trial + 1 of 4 to 11 finals" in view._summary()
+    assert " 1 search trial + 1 of 4 to 11 finals" in view._summary()
 
 
 def test_the_time_of_preparing_a_study_is_not_shown_as_that_of_the_study() -> None:
@@ -191,8 +191,8 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
         replace(trial(5), status=TrialStatus.STOPPED),
         *(replace(trial(n), purpose=TrialPurpose.FINAL) for n in (6, 7)),
     ]
-    assert trials_line(ran) == (
-        "trials: 5 searched, the baseline, 2 finals (6 completed, 1 stopped early, 1 failed)"
+    assert runs_line(ran) == (
+        "5 search trials, the baseline, 2 finals (6 completed, 1 stopped early, 1 failed)"
     )
 
 
@@ -251,8 +251,8 @@ def table_at(width: int, table: Any) -> str:
 @pytest.mark.parametrize(
     ("width", "heads"),
     [
-        (130, ["id", "name", "status", "model", "cluster", "trials", "speedup", "created"]),
-        (80, ["id", "name", "status", "trials", "speedup"]),
+        (130, ["id", "name", "status", "model", "cluster", "runs", "speedup", "created"]),
+        (80, ["id", "name", "status", "runs", "speedup"]),
         (62, ["id", "name", "status", "speedup"]),
     ],
 )

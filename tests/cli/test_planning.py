@@ -67,6 +67,25 @@ def test_plan_compares_clusters(run, refusal, output_of, write):
     assert "--clusters" in refusal("plan", write(), "--tokens", "1e9")
 
 
+def test_compared_clusters_are_sorted_when_asked(run, refusal, write):
+    def names(*options: object) -> list[str]:
+        asked = "v100-32gb,h100-sxm,b200-sxm"
+        done = run("plan", write(), "--clusters", asked, *options, "--json")
+        return [choice["gpu"] for choice in done.document["clusters"]]
+
+    assert names() == ["v100-32gb", "h100-sxm", "b200-sxm"]
+    assert names("--sort", "speed") == ["b200-sxm", "h100-sxm", "v100-32gb"], "it has no bf16"
+    by_cost = ("--tokens", "1e9", "--sort", "cost")
+    bills = run("plan", write(), "--clusters", "b200-sxm,h100-sxm", *by_cost, "--json").document
+    costs = [choice["bill"]["cost_usd"] for choice in bills["clusters"]]
+    assert costs == sorted(costs)
+    assert names(*by_cost)[-1] == "v100-32gb"
+    assert "--sort cost works only with --clusters and --tokens" in refusal(
+        "plan", write(), "--clusters", "h100-sxm", "--sort", "cost"
+    )
+    assert "--sort speed works only with --clusters" in refusal("plan", write(), "--sort", "speed")
+
+
 def test_plan_says_the_nearest_miss_when_nothing_fits(run, write):
     done = run("plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}))
     assert done.code == 1
@@ -590,13 +609,14 @@ def test_a_key_of_the_spec_inside_its_workload_is_told_where_it_belongs():
         load_study(wrong)
 
 
-@pytest.mark.parametrize(("usd", "said"), [(0.5, "$0.50"), (95.4, "$95"), (1234, "$1,200"), (45123, "$45k"), (2259101, "$2.3M"), (9.6e9, "$9.6B"), (None, "-")])  # fmt: skip
+@pytest.mark.parametrize(("usd", "said"), [(0.5, "$0.50"), (95.4, "$95"), (1234, "$1,200"), (45123, "$45k"), (2259101, "$2.3M"), (2e6, "$2.0M"), (9.6e9, "$9.6B"), (None, "-")])  # fmt: skip
 def test_money_has_two_digits(usd, said):
     assert format_usd(usd) == said
 
 
 @pytest.mark.parametrize(
-    ("days", "said"), [(0.0423, "0.042"), (4.25, "4.2"), (100.4, "100"), (207.1, "210")]
+    ("days", "said"),
+    [(0.0423, "0.042"), (4.25, "4.2"), (6.0, "6.0"), (2e4, "20k"), (100.4, "100"), (207.1, "210")],
 )
 def test_days_and_energy_have_two_digits(days, said):
     assert two_digits(days) == said

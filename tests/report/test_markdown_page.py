@@ -51,7 +51,7 @@ def rendered(markdown: str) -> Reader:
 def test_a_finished_study_is_answered_first() -> None:
     page = markdown_report(record(), trials())
     read = rendered(page)
-    first = read.text[: read.text.index("Trials (5)")]
+    first = read.text[: read.text.index("Runs before the finals (5)")]
     assert "2.00× (95% CI 1.73-2.31) over the baseline" in first
     assert "mb 1 -> 4" in first
     assert (
@@ -178,7 +178,7 @@ def test_a_long_study_fits_a_comment(sign: str) -> None:
     )
     assert len(page) <= MOST_CHARACTERS
     for words in (
-        "416 more trials are not shown",
+        "416 more runs are not shown",
         "32 earlier failures are not shown",
         "... (cut)",
     ):

@@ -67,6 +67,8 @@ def test_a_finished_study() -> None:
         "step shrank (",
         "rank 3 ran out of memory",
         "autotune export s1 --to native",
+        "median step",
+        "runs: ",
     ):
         assert words in page.text
     shown = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import autotune
+from autotune.cli.study_text import configs_table
 from autotune.report.terminal import (
     Palette,
     by_config,
@@ -29,7 +30,7 @@ from autotune.report.terminal import (
     time_legend,
 )
 from autotune.spec import Failure, FailureKind, ParallelConfig, TrialStatus, config_label
-from autotune.spec.texts.as_text import format_span
+from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell, format_span
 from tests.report.worlds import estimate, trial
 
 ASCII = Palette(unicode=False)
@@ -160,6 +161,46 @@ def test_counts(value: float | None, text: str) -> None:
     assert format_count(value) == text
 
 
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (count_cell(2000), "2.00k"),
+        (count_cell(1990), "1.99k"),
+        (count_cell(64), "64.0"),
+        (count_cell(0.5), "0.500"),
+        (count_cell(146_000), "146k"),
+        (count_cell(-1.1e6), "-1.10M"),
+        (count_cell(None), "-"),
+        (bytes_cell(10 * 2**30), "10.0 GiB"),
+        (bytes_cell(1000 * 2**20), "1000 MiB"),
+        (duration_cell(5.4), "5.40 s"),
+        (duration_cell(0.043), "43.0 ms"),
+        (duration_cell(0), "0 s"),
+        (duration_cell(67), "1m 07s"),
+    ],
+)
+def test_a_number_of_a_column_has_three_digits(cell: str, text: str) -> None:
+    assert cell == text
+
+
+def test_a_column_of_a_table_has_numbers_of_equal_precision() -> None:
+    even, odd = trial(1, step_time_s=1.0, micro_batch_size=2), trial(2, step_time_s=1.01)
+    for table in (configs_of_study_table(by_config([even, odd])), configs_table([even.to_dict()])):
+        assert {"65.5k", "1.00 s"} <= set(re.split(r"\s{2,}", shown(table, width=250)))
+
+
+def test_a_row_with_slow_steps_says_that_its_step_is_the_median() -> None:
+    """Its tokens/s are those of all steps, so both figures together are no contradiction."""
+    steady = trial(1, step_time_s=0.5)
+    stalled = replace(steady.measurement, step_times_s=(0.5,) * 9 + (5.5,))
+    row = replace(steady, measurement=stalled)
+    for table in (configs_of_study_table(by_config([row])), configs_table([row.to_dict()])):
+        text = shown(table, width=250)
+        assert "median step" in text
+        assert {"65.5k", "500 ms"} <= set(re.split(r"\s{2,}", text)), "131k at the median step"
+    assert "count all steps" in shown(configs_of_study_table(by_config([row])), width=250)
+
+
 @settings(deadline=None, derandomize=True)
 @given(
     st.dictionaries(
@@ -212,7 +253,7 @@ def test_the_plain_trials_table_is_ascii_and_keeps_foreign_text_harmless() -> No
 def test_a_plan_is_ranked_rows() -> None:
     rows = [SimpleNamespace(rank=1, config=ParallelConfig(dp=8), estimate=estimate(1.5))]
     text = shown(plan_table(SimpleNamespace(rows=rows), palette=ASCII), width=200)
-    assert "1.5 s" in text
+    assert "1.50 s" in text
     assert "tp1 pp1 dp8" in text
     assert text.isascii()
 
@@ -246,7 +287,7 @@ def test_a_plan_keeps_rank_and_config_on_narrow_terminals(width: int, palette: P
         "8",
         *config_label(LONG).split(),
         "43.7k",
-        "40",
+        "40.0",
         "40.0%",
         "1%",
     ):
@@ -270,9 +311,9 @@ def test_a_plan_gives_up_the_parts_first_then_the_step() -> None:
     assert "step by parts" in shown(plan_table(rows), width=120)
     middle = shown(plan_table(rows), width=80)
     assert "step by parts" not in middle
-    assert "1.5 s" in middle
+    assert "1.50 s" in middle
     narrow = shown(plan_table(rows), width=70)
-    assert "1.5 s" not in narrow
+    assert "1.50 s" not in narrow
     assert "MFU" in narrow
     assert "OOM risk" in narrow
 

@@ -141,7 +141,7 @@ def test_an_explanation_of_a_loser_says_what_it_lost_to_and_why_it_was_stopped(
     text = explained(replace(result, shown=shown), loser.number)["text"]
     assert text[0] == f"trial {loser.number} was stopped early: cannot win: too slow"
     own, best = (format_duration(t.measurement.step_time_s) for t in (loser, result.best))
-    assert f"trial {loser.number}'s step takes {own}, and the winner's takes {best}" in text
+    assert f"trial {loser.number}'s median step takes {own}, and the winner's takes {best}" in text
     assert not any("was stopped early" in line for line in explained(result, loser.number)["text"])
     assert not any("the winner's takes" in line for line in explained(result)["text"])
 

@@ -28,7 +28,7 @@ def empty() -> Result:
 
 def test_its_repr_is_one_short_line(result: Result, empty: Result) -> None:
     assert repr(result).startswith(
-        f"Result({result.record.study.name!r}, COMPLETED, {len(result.shown)} trials, best tp="
+        f"Result({result.record.study.name!r}, COMPLETED, {len(result.shown)} runs, best tp="
     )
     assert f"{result.speedup:.2f}x" in repr(result)
     assert len(repr(result)) < 250

@@ -139,7 +139,9 @@ def test_the_winner_stands_first_in_every_ranking(result: Result) -> None:
     assert ranking_document(result, top=2)["configs"] == rows[:2]
     markdown = markdown_report(result.record, result.trials)
     table = [
-        line for line in markdown[markdown.index("Trials (") :].splitlines() if line.startswith("|")
+        line
+        for line in markdown[markdown.index("Runs before the finals (") :].splitlines()
+        if line.startswith("|")
     ]
     assert [re.split(r"\W+", row)[1] for row in table[2:5]] == ["1", "2", "0"]
 

@@ -61,7 +61,7 @@ def test_the_answer_has_the_same_lines_and_names_what_was_only_predicted(
     assert lines["speedup"] == (
         f"none, because {words}; the best config has 131k tokens/s; 93.6k are predicted for the baseline"
     )
-    assert lines["stability"].startswith("1.00; memory 38 GiB (predicted for the baseline: ")
+    assert lines["stability"].startswith("1.00; memory 38.0 GiB (predicted for the baseline: ")
     assert words not in lines["note"], "the reason is said once"
 
 

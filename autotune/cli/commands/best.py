@@ -16,6 +16,7 @@ from autotune.cli.output import (
     UrlOption,
     VersionOption,
     consoles,
+    counted,
     emit,
     note,
     print_table,
@@ -223,14 +224,14 @@ def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) 
 
 def _print_predicted(document: dict[str, Any]) -> None:
     """Prints the cost model's ranking."""
-    from autotune.report.terminal import format_bytes, format_count, format_duration
     from autotune.spec import ParallelConfig, config_label
+    from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell
 
     rows = []
     for rank, row in enumerate(document["configs"], 1):
         config, predicted = row["best"]["config"], row["best"]["estimate"]
-        sizes = format_count(predicted["tokens_per_s"]), format_duration(predicted["step_time_s"])
-        memory = format_bytes(predicted["peak_memory_bytes"])
+        sizes = count_cell(predicted["tokens_per_s"]), duration_cell(predicted["step_time_s"])
+        memory = bytes_cell(predicted["peak_memory_bytes"])
         risk = f"{predicted['oom_probability']:.0%}"
         rows.append(
             [str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk]
@@ -287,7 +288,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
             if found["spread"] is not None
             else ""
         )
-        counts = ", ".join(f"{name} {found[name]}" for name in ("trials", "configs", "studies"))
+        counts = f"{found['trials']:,} runs of {found['configs']:,} configs in {counted(found['studies'], 'study', 'studies')}"
         print(f"based on: {counts}{ago}{spread}")
     if left := document.get("untried"):
         first = (

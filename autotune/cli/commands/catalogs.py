@@ -72,8 +72,8 @@ def searchers(json: JsonOption = False) -> None:
 
 def models(json: JsonOption = False) -> None:
     """List the catalog models with their shapes."""
-    from autotune.report.terminal import format_count
     from autotune.spec import catalog
+    from autotune.spec.texts.as_text import count_cell
 
     rows: list[dict[str, Any]] = []
     hubs = catalog.hub_ids()
@@ -98,7 +98,7 @@ def models(json: JsonOption = False) -> None:
         rows,
         json,
         headings={"kv_heads": "kv"},
-        shown=[{**row, "parameters": format_count(row["parameters"])} for row in rows],
+        shown=[{**row, "parameters": count_cell(row["parameters"])} for row in rows],
         optional=("hub", *WIDE_NUMBERS),
     )
 

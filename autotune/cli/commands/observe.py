@@ -107,8 +107,8 @@ def run(
 
 def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
     """A table of observed runs. `is_filtered`: whether filters may have hidden other runs."""
-    from autotune.report.terminal import format_bytes, format_count, format_duration
     from autotune.spec import ObservedRun, config_label
+    from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell
 
     if not runs:
         note(
@@ -121,13 +121,13 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
     for run in map(ObservedRun.from_dict, runs):
         seen = run.measurement
         speed = (
-            format_count(seen.median_tokens_per_s)
+            count_cell(seen.median_tokens_per_s)
             if seen and seen.step_times_s and seen.tokens_per_step
             else ""
         )
-        peak = format_bytes(seen.peak_memory_bytes) if seen and seen.peak_memory_bytes else ""
+        peak = bytes_cell(seen.peak_memory_bytes) if seen and seen.peak_memory_bytes else ""
         where = f"{run.workload.model.name} on {run.workload.cluster.name}" if run.workload else ""
-        step = format_duration(run.step_time_s) if run.step_time_s else ""
+        step = duration_cell(run.step_time_s) if run.step_time_s else ""
         ended = str(run.failure.kind) if run.failure else str(run.outcome)
         label = config_label(run.config) if run.config else ""
         began = run.started_at.isoformat()[:19].replace("T", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -74,6 +74,13 @@ def plan(
             help="With --gpus or --clusters: also show days, cost and energy to train on this many tokens, e.g. 15T.",
         ),
     ] = None,
+    sort: Annotated[
+        Literal["speed", "cost", "energy"] | None,
+        typer.Option(
+            "--sort",
+            help="With --clusters: show the fastest cluster first, or with --tokens the one with the lowest cost or energy. Default: the order in --clusters.",
+        ),
+    ] = None,
     no_profile: NoProfileOption = False,
     verbose: Annotated[
         bool,
@@ -87,6 +94,7 @@ def plan(
 ) -> None:
     """Rank all valid configs by predicted speed; needs no GPU."""
     from autotune import api
+    from autotune.plan.clusters import sorted_choices
     from autotune.results.hidden import secrets_note
     from autotune.spec.study import SIMULATED
     from autotune.store import open_to_read
@@ -96,6 +104,13 @@ def plan(
             "--tokens works only with --gpus or --clusters",
             remedy="add e.g. --gpus 64,128 or --clusters h100-sxm,h200-sxm",
             field="--tokens",
+        )
+    if sort is not None and (clusters is None or (sort != "speed" and train_tokens is None)):
+        needed = "--clusters" if sort == "speed" else "--clusters and --tokens"
+        raise SpecError(
+            f"--sort {sort} works only with {needed}",
+            remedy="add e.g. --clusters h100-sxm,h200-sxm --tokens 1T",
+            field="--sort",
         )
     names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
     # without a cluster the plan is for the first of those to compare
@@ -134,6 +149,7 @@ def plan(
             if clusters is not None
             else ()
         )
+    compared = sorted_choices(compared, sort) if sort else compared
     document = found.to_dict() | {"cannot_run_here": not_here}
     document |= proxied if study.at_hand is not None else {}
     policy = _policy(study, found)
@@ -232,7 +248,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     from autotune.report.terminal import format_bytes, format_count, plan_table
     from autotune.space.enumeration import in_words
     from autotune.spec import config_label
-    from autotune.spec.texts.as_text import format_mfu, two_digits
+    from autotune.spec.texts.as_text import count_cell, two_digits
 
     out, _ = consoles()
     workload = study.workload
@@ -274,8 +290,10 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
                 continue
             cost = format_usd(row.cost_usd)
             days = "" if row.days is None else two_digits(row.days)
-            rate = format_count(float(row.estimate.tokens_per_s))
-            mfu = format_mfu(float(row.estimate.mfu))
+            rate, mfu = (
+                count_cell(float(row.estimate.tokens_per_s)),
+                format_mfu(float(row.estimate.mfu)),
+            )
             spent = (days, cost) if budgeted else ()
             rows.append([f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent])
         numbers = ("tokens/s", "MFU", *(("days", "cost") if budgeted else ()))
@@ -330,6 +348,7 @@ def _print_post_training(found: Any) -> None:
     """Prints the phases of the first config, the splits, and how much one more node would shorten the step."""
     from autotune.report.terminal import format_duration
     from autotune.spec.estimate import risk_text
+    from autotune.spec.texts.as_text import duration_cell
 
     out, _ = consoles()
     beside = found.post_training
@@ -358,7 +377,7 @@ def _print_post_training(found: Any) -> None:
             [
                 str(row["training_gpus"]),
                 str(row["rollout_gpus"]),
-                *(format_duration(row[key]) for key in keys),
+                *(duration_cell(row[key]) for key in keys),
                 risk_text(row["oom_probability"]),
                 row["label"],
             ]
@@ -461,7 +480,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     from autotune.spec import config_label
     from autotune.spec.estimate import risk_text
-    from autotune.spec.texts.as_text import format_mfu
+    from autotune.spec.texts.as_text import bytes_cell, duration_cell
 
     out, _ = consoles()
     palette = palette_of(out)
@@ -491,7 +510,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     for parts in filter(None, (predicted.time_parts_s, predicted.phases_s)):
         for name, seconds in parts.to_dict().items():
             if seconds > 0:
-                out.print(f"  {name:12}{format_duration(seconds):>12}")
+                out.print(f"  {name:12}{duration_cell(seconds):>12}")
         if parts is predicted.time_parts_s and predicted.phases_s is not None:
             out.print("  by phases:")
     low, high = (
@@ -508,4 +527,4 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     for name, size in predicted.memory_parts_bytes.to_dict().items():
         if size > 0:
-            out.print(f"  {name:12}{format_bytes(size):>12}")
+            out.print(f"  {name:12}{bytes_cell(size):>12}")

@@ -16,7 +16,7 @@ from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.config import capitalized
-from autotune.spec.texts.as_text import format_span
+from autotune.spec.texts.as_text import duration_cell, format_span
 from autotune.study.controller.trial_index import ASKED
 
 SHOWN = 300
@@ -162,9 +162,9 @@ def trial_timeline(source: FigureSource) -> Figure | None:
                 CONFIG,
                 STATUS,
                 Column(name="ranks", head="ranks"),
-                Column(name="start_s", head="start", show=format_duration),
-                Column(name="end_s", head="end", show=format_duration),
-                Column(name="setup_s", head="setup", show=format_duration),
+                Column(name="start_s", head="start", show=duration_cell),
+                Column(name="end_s", head="end", show=duration_cell),
+                Column(name="setup_s", head="setup", show=duration_cell),
             ),
             [
                 (

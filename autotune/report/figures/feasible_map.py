@@ -17,6 +17,7 @@ from autotune.report.terminal import format_count
 from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
 from autotune.spec import FailureKind, Trial, TrialPurpose
+from autotune.spec.texts.as_text import count_cell
 
 AXES = ("pp", "tp")
 """(columns, rows)"""
@@ -107,13 +108,13 @@ def feasible_map(source: FigureSource) -> Figure | None:
                 Column(
                     name="measured_tokens_per_s",
                     head="best measured, tokens/s",
-                    show=format_count,
+                    show=count_cell,
                     bar_of=0.0,
                 ),
                 Column(
                     name="predicted_tokens_per_s",
                     head="best predicted, tokens/s",
-                    show=format_count,
+                    show=count_cell,
                 ),
                 Column(name="out_of_memory", head="ran out of memory"),
             ),

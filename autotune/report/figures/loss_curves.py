@@ -10,6 +10,7 @@ from autotune.report.svg.axes import Axis, Line, plot
 from autotune.report.terminal import format_count
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial, TrialPurpose
+from autotune.spec.texts.as_text import count_cell
 
 
 def loss_curves(source: FigureSource) -> Figure | None:
@@ -51,7 +52,7 @@ def loss_curves(source: FigureSource) -> Figure | None:
         table=table_of(
             (
                 Column(name="curve", head="curve", is_number=False),
-                Column(name="tokens", head="tokens", show=format_count),
+                Column(name="tokens", head="tokens", show=count_cell),
                 Column(name="loss_nats_per_token", head="loss", show=lambda value: f"{value:.4f}"),
             ),
             [(name, x, y) for name, curve in points.items() for x, y in curve],

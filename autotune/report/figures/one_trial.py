@@ -22,9 +22,10 @@ from autotune.report.svg.canvas import byte_ticks, time_ticks
 from autotune.report.terminal import PART_NAMES, format_bytes, format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial
+from autotune.spec.texts.as_text import bytes_cell, duration_cell
 
 STEP = Column(name="step", head="step")
-STEP_TIME = Column(name="step_time_s", head="step time", show=format_duration)
+STEP_TIME = Column(name="step_time_s", head="step time", show=duration_cell)
 CAUSE = Column(name="cause", head="", is_number=False)
 MEASURED = "measured"
 """the part of a bar that is one measured number"""
@@ -218,8 +219,8 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
         ),
         table=table_of(
             (
-                Column(name="elapsed_s", head="after", show=format_duration),
-                Column(name="peak_memory_bytes", head="peak memory", show=format_bytes),
+                Column(name="elapsed_s", head="after", show=duration_cell),
+                Column(name="peak_memory_bytes", head="peak memory", show=bytes_cell),
             ),
             points,
         ),
@@ -263,10 +264,7 @@ def _time(source: TrialSource) -> Figure | None:
         table=table_of(
             (
                 CAUSE,
-                *(
-                    Column(name=f"{label}_s", head=label, show=format_duration)
-                    for label, _ in found
-                ),
+                *(Column(name=f"{label}_s", head=label, show=duration_cell) for label, _ in found),
             ),
             [(word, *(parts.get(name, 0.0) for _, parts in found)) for name, word in names.items()],
         ),
@@ -315,7 +313,7 @@ def _memory(source: TrialSource) -> Figure | None:
         else "The number next to the bar is the bar's whole length.",
         svg=svg,
         table=table_of(
-            (CAUSE, Column(name="bytes", head="memory", show=format_bytes)),
+            (CAUSE, Column(name="bytes", head="memory", show=bytes_cell)),
             [*rows, ("capacity", capacity)],
         ),
     )

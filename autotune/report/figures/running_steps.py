@@ -18,6 +18,7 @@ from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.config import capitalized
+from autotune.spec.texts.as_text import duration_cell
 from autotune.study.controller.finals.finalists import longer, whole
 
 KINDS = ("line", "second", "dashed", "dotted")
@@ -119,7 +120,7 @@ def running_steps(source: FigureSource) -> Figure | None:
                 TRIAL,
                 CONFIG,
                 Column(name="step", head="step"),
-                Column(name="step_time_s", head="step time", show=format_duration),
+                Column(name="step_time_s", head="step time", show=duration_cell),
             ),
             [
                 (number, configs[number], int(step), time_s)

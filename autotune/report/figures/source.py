@@ -29,13 +29,12 @@ from autotune.cost import estimate
 from autotune.errors import AutotuneError
 from autotune.plan.plan import fits
 from autotune.report.svg.axes import Point
-from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.figure import Column
 from autotune.results.result import Result
 from autotune.reward import counted_once, tokens_per_s
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.spec.texts.as_text import UNKNOWN
+from autotune.spec.texts.as_text import UNKNOWN, bytes_cell, count_cell, duration_cell
 
 StepSeries = Mapping[str, Sequence[float]]
 """step, step_time_s, loss, grad_norm of an attempt so far"""
@@ -47,10 +46,10 @@ CONFIG = Column(name="config", head="config", is_number=False)
 STATUS = Column(
     name="status", head="status", is_number=False, show=lambda status: str(status).lower()
 )
-MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=format_count, bar_of=0.0)
-PREDICTED = Column(name="predicted_tokens_per_s", head="predicted, tokens/s", show=format_count)
-ELAPSED = Column(name="elapsed_s", head="after", show=format_duration)
-MEMORY = Column(name="peak_memory_bytes", head="peak memory", show=format_bytes)
+MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=count_cell, bar_of=0.0)
+PREDICTED = Column(name="predicted_tokens_per_s", head="predicted, tokens/s", show=count_cell)
+ELAPSED = Column(name="elapsed_s", head="after", show=duration_cell)
+MEMORY = Column(name="peak_memory_bytes", head="peak memory", show=bytes_cell)
 """columns that several figures have"""
 
 

@@ -24,8 +24,9 @@ from autotune.report.terminal import format_count, format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.spec.texts.as_text import count_cell
 
-BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
+BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=count_cell)
 OF_LINES = {
     "line": "Solid line: best so far.",
     "dashed": "Dashed line: baseline.",

@@ -19,6 +19,7 @@ from autotune.results.answers import standings_of
 from autotune.results.diagnoses import diagnosis_of_run
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MemoryParts, Trial, config_label
+from autotune.spec.texts.as_text import bytes_cell, duration_cell
 
 ROLE = Column(name="role", head="", is_number=False)
 MEMORY_NAMES: Mapping[str, str] = {part.name: PART_NAMES[part.name] for part in fields(MemoryParts)}
@@ -63,7 +64,7 @@ def step_parts(source: FigureSource) -> Figure | None:
         name="step_parts",
         title="Where step time goes",
         shows=f"Time in one optimizer step by cause, {known_by}, for the winner, the runner-up and the baseline.",
-        how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured step time. "
+        how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured median step. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ, so compare throughput, not just step times.",
         svg=stacked_bars(
             bars,
@@ -79,13 +80,13 @@ def step_parts(source: FigureSource) -> Figure | None:
                 TRIAL,
                 CONFIG,
                 *(
-                    Column(name=f"{n}_s", head=word, show=format_duration)
+                    Column(name=f"{n}_s", head=word, show=duration_cell)
                     for n, word in names.items()
                 ),
                 Column(
                     name="measured_step_time_s",
                     head="measured step",
-                    show=format_duration,
+                    show=duration_cell,
                     bar_of=0.0,
                 ),
             ),
@@ -139,11 +140,11 @@ def memory_parts(source: FigureSource) -> Figure | None:
                 TRIAL,
                 CONFIG,
                 *(
-                    Column(name=f"{n}_bytes", head=word, show=format_bytes)
+                    Column(name=f"{n}_bytes", head=word, show=bytes_cell)
                     for n, word in MEMORY_NAMES.items()
                 ),
-                Column(name="measured_peak_bytes", head="measured peak", show=format_bytes),
-                Column(name="capacity_bytes", head="capacity", show=format_bytes),
+                Column(name="measured_peak_bytes", head="measured peak", show=bytes_cell),
+                Column(name="capacity_bytes", head="capacity", show=bytes_cell),
             ),
             [
                 (
@@ -275,7 +276,7 @@ def rank_parts(trial: Trial) -> Figure | None:
             tick_values=time_ticks,
         ),
         table=table_of(
-            (Column(name="cause", head="", is_number=False), *(Column(name=f"{label}_s", head=label, show=format_duration) for label, _ in found)),
+            (Column(name="cause", head="", is_number=False), *(Column(name=f"{label}_s", head=label, show=duration_cell) for label, _ in found)),
             [(word, *(parts.get(name, 0.0) for _, parts in found)) for name, word in names.items()],
         ),
     )  # fmt: skip

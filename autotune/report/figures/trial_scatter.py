@@ -25,10 +25,11 @@ from autotune.results.figure import Column, Figure, table_of
 from autotune.results.rankings import merits_document, pareto
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.spec.texts.as_text import bytes_cell
 
 Pair = tuple[float, float, Trial]
 """(predicted, measured, trial)"""
-PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=format_bytes)
+PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=bytes_cell)
 RATIO = Column(
     name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}"
 )

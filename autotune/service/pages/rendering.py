@@ -14,14 +14,20 @@ from starlette.responses import HTMLResponse
 
 from autotune import assets
 from autotune.report.notes import infeasible_line
-from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.without_baseline import why_unmeasured
 from autotune.service.options import LOOPBACK
 from autotune.settings import user_name
 from autotune.spec import ParallelConfig, Trial, config_changes, config_label
 from autotune.spec.config import sentence
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import format_mfu, format_span, format_speedup
+from autotune.spec.texts.as_text import (
+    bytes_cell,
+    count_cell,
+    duration_cell,
+    format_mfu,
+    format_span,
+    format_speedup,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -69,10 +75,10 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "count": format_count,
+        "count": count_cell,
         "thousands": "{:,}".format,
-        "bytes": format_bytes,
-        "duration": format_duration,
+        "bytes": bytes_cell,
+        "duration": duration_cell,
         "span": format_span,
         "mfu": format_mfu,
         "speedup": format_speedup,

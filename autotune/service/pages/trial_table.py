@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 from autotune.errors import SpecError
 from autotune.report.notes import brief_note, note_of
-from autotune.report.terminal import ConfigRuns, by_config
+from autotune.report.terminal import MEDIAN_STEP, ConfigRuns, by_config
 from autotune.results.result import Result
 from autotune.spec import FIELDS, TrialPurpose, TrialStatus, config_label
 from autotune.spec.checks import member_of, nearest, one_of
@@ -47,7 +47,7 @@ COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
         lambda row: float(row.trial.estimate.tokens_per_s) if row.trial.estimate else None,
     ),
     "step": (
-        "Step",
+        MEDIAN_STEP.capitalize(),
         True,
         lambda row: row.trial.measured.step_time_s if row.trial.measured else None,
     ),

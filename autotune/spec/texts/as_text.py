@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 UNKNOWN = "-"
@@ -44,11 +45,38 @@ def format_count(value: float | None) -> str:
     raise AssertionError("the last unit always answers")
 
 
+_ONE_NUMBER = re.compile(r"(-?)(\d+)\.?(\d*)([kMGT]?| .?i?B| .?s)")
+
+
+def in_column(number: str, *, digits: int = 3) -> str:
+    """A number as text with all of its significant digits, as columns have them: `2.00k` beside
+    `1.99k`. Other texts stay."""
+    found = _ONE_NUMBER.fullmatch(number)
+    if found is None or not (known := f"{found[2]}{found[3]}".lstrip("0")) or len(known) >= digits:
+        return number
+    return f"{found[1]}{found[2]}.{found[3]}{'0' * (digits - len(known))}{found[4]}"
+
+
+def bytes_cell(value: float | None) -> str:
+    """`format_bytes` for a column: `10.0 GiB`."""
+    return in_column(format_bytes(value))
+
+
+def count_cell(value: float | None) -> str:
+    """`format_count` for a column: `2.00k`."""
+    return in_column(format_count(value))
+
+
+def duration_cell(value: float | None) -> str:
+    """`format_duration` for a column: `5.40 s`."""
+    return in_column(format_duration(value))
+
+
 def two_digits(value: float) -> str:
-    """With two significant digits: 0.42, 4.2, 420, 1.3M."""
-    if value >= 1e4:
-        return format_count(float(f"{value:.2g}"))
-    return f"{float(f'{value:.2g}'):,.15g}"
+    """With two significant digits: 0.42, 6.0, 420, 1.3M."""
+    rounded = float(f"{value:.2g}")
+    text = format_count(rounded) if value >= 1e4 else f"{rounded:,.15g}"
+    return in_column(text, digits=2)
 
 
 def format_duration(seconds: float | None) -> str:
