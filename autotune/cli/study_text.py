@@ -182,7 +182,7 @@ def answer_lines(
     message = f"{joint}{study['message']}" if study["message"] else ""
     behind = f"; it {words}" if (words := waiting_words(study.get("waits_behind"))) else ""
     lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{behind}"))
-    count = counted(len(trials) or sum(study["trials"].values()), "run", "runs")
+    count = counted(len(trials) or run_count(study), "run", "runs")
     of = f" of {counted(len(by_config(trials)), 'config', 'configs')}" if trials else ""
     spent, explained = (
         format_span(study.get("elapsed_s")),
@@ -462,11 +462,16 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
             state_of(s),
             safe(s["model"], palette),
             safe(s["cluster"], palette),
-            f"{sum(s['trials'].values()):,}",
+            f"{run_count(s):,}",
             "too noisy" if s.get("too_noisy") else speedup,
             str(s["created_at"])[:19].replace("T", " "),
         )
     return table
+
+
+def run_count(study: Mapping[str, Any]) -> int:
+    """Runs of a study's document: all trials but those of configs that could not be run."""
+    return sum(n for status, n in study["trials"].items() if status != TrialStatus.INFEASIBLE)
 
 
 def state_of(study: Mapping[str, Any]) -> str:

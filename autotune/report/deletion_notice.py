@@ -12,7 +12,7 @@ NAMED = 3
 def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
     """Sentences of a document of `autotune.study.deletion.Deletion`."""
     lines = [
-        f"study {deletion['study']} ({deletion['name']}) is deleted with {deletion['trials']:,} runs, their logs and the study's history"
+        f"study {deletion['study']} ({deletion['name']}) is deleted with {deletion['trials']:,} trials, their logs and the study's history"
     ]
     if deletion["measured"]:
         lines.append(

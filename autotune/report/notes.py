@@ -153,7 +153,7 @@ def notes_of(trials: Sequence[Trial]) -> Notes:
         cells |= dict.fromkeys((t.number for t in group), mark)
         details = [note_of(t).removeprefix(f"{gist}: ") for t in group]
         of_one = "" if len(set(details)) == 1 else f", for example trial {first.number}"
-        count = f"({len(group)} runs)" if gist else f"{len(group)} runs"
+        count = f"({len(group)} trials)" if gist else f"{len(group)} trials"
         shared.append(f"{mark} {count}{of_one}: {details[0]}")
     return Notes(cells=cells, shared=tuple(shared))
 

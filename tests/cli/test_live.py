@@ -263,7 +263,7 @@ def test_a_narrow_list_of_studies_keeps_ids_whole(width: int, heads: list[str]) 
         "status": "COMPLETED",
         "model": "gpt2-medium",
         "cluster": "h100-sxm-1x8",
-        "trials": {"COMPLETED": 20},
+        "trials": {"COMPLETED": 20, "INFEASIBLE": 3},
         "speedup": 8.27,
         "result": {"final_rounds": 2, "speedup_low": 7.38, "speedup_high": 9.28},
         "created_at": "2026-11-29T18:02:41+00:00",

@@ -42,7 +42,7 @@ def test_a_note_that_many_rows_share_is_written_once_under_the_table() -> None:
     found = [stopped(number) for number in range(1, 19)]
     text = shown(configs_of_study_table(by_config(found)), width=200)
     assert text.count("all of its first 3 steps") == 1
-    assert "cannot win (18 runs): all of its first 3 steps" in text
+    assert "cannot win (18 trials): all of its first 3 steps" in text
     assert text.count("cannot win") == 19
 
 
@@ -53,7 +53,7 @@ def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them(
         replace(out_of_memory(7), failure=replace(out_of_memory(7).failure, message="rank 1 too")),
     ]  # type: ignore[type-var]
     assert notes_of(found).shared == (
-        "OUT_OF_MEMORY (3 runs), for example trial 2: rank 3 ran out of memory",
+        "OUT_OF_MEMORY (3 trials), for example trial 2: rank 3 ran out of memory",
     )
 
 
@@ -119,8 +119,8 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     other = [failed(9, "KeyError: 'tokens'")]
     notes = notes_of([*data, *shape, *other])
     assert notes.shared == (
-        "ERROR (4 runs), for example trial 0: FileNotFoundError: shard 0 (rank 3)",
-        "ERROR (1) (3 runs): ValueError: 7 heads (rank 3)",
+        "ERROR (4 trials), for example trial 0: FileNotFoundError: shard 0 (rank 3)",
+        "ERROR (1) (3 trials): ValueError: 7 heads (rank 3)",
     )
     assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")
     assert notes.cells[9] == "ERROR: KeyError: 'tokens' (rank 3)"

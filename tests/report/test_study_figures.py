@@ -152,7 +152,7 @@ def test_the_budget_is_written_for_people_and_kept_in_seconds() -> None:
     ].table
     shown = {row[0]: row for row in table.shown_rows(9)}
     assert shown["wall time, s"][1] == "1,235"
-    assert shown["trials"][1] == "4"
+    assert shown["search trials"][1] == "4"
     assert {row[0]: row[1] for row in table.rows}["wall_s"] == 1234.5678
     assert not any("." in cell for row in shown.values() for cell in row[1:4])
 

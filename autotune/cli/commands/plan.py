@@ -248,7 +248,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     from autotune.report.terminal import format_bytes, format_count, plan_table
     from autotune.space.enumeration import in_words
     from autotune.spec import config_label
-    from autotune.spec.texts.as_text import count_cell, two_digits
+    from autotune.spec.texts.as_text import count_cell, format_mfu, two_digits
 
     out, _ = consoles()
     workload = study.workload
@@ -480,7 +480,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     from autotune.spec import config_label
     from autotune.spec.estimate import risk_text
-    from autotune.spec.texts.as_text import bytes_cell, duration_cell
+    from autotune.spec.texts.as_text import bytes_cell, duration_cell, format_mfu
 
     out, _ = consoles()
     palette = palette_of(out)

@@ -85,7 +85,7 @@ def recheck(
         raise SpecError(
             f"{output} already exists", remedy="choose another file with -o", field="-o"
         )
-    with closing(api.open_store(store, create=store is None)) as database:
+    with closing(api.open_store(store, create=False)) as database:
         record, found = recheck_study(
             database, study, rounds=rounds, max_slowdown=max_slowdown, say=note
         )

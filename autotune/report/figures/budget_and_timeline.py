@@ -22,7 +22,7 @@ from autotune.study.controller.trial_index import ASKED
 SHOWN = 300
 """the newest trials that are drawn"""
 NAMES = {
-    "trials": "trials",
+    "trials": "search trials",
     "failed_trials": "failed trials",
     "wall_s": "wall time, s",
     "gpu_s": "GPU time, s",
@@ -93,7 +93,7 @@ def _limits(source: FigureSource) -> list[Limit]:
     spent = sum(t.status is not TrialStatus.CANCELLED for t in searched)
     failed = sum(t.status is TrialStatus.FAILED for t in source.result.shown)
     limits: list[Limit] = [
-        ("trials", "trials", float(spent), float(budget.max_trials), lambda n: f"{n:.0f}"),
+        ("trials", "search trials", float(spent), float(budget.max_trials), lambda n: f"{n:.0f}"),
         (
             "failed_trials",
             "failed trials",
@@ -138,7 +138,7 @@ def trial_timeline(source: FigureSource) -> Figure | None:
     )
     spans = _placed(source, shown, now, count)
     cut = (
-        f" The newest {SHOWN} of {len(began):,} trials are drawn; the data table has all of them."
+        f" The newest {SHOWN} of {len(began):,} runs are drawn; the data table has all of them."
         if len(began) > len(shown)
         else ""
     )

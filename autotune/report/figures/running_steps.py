@@ -78,7 +78,7 @@ def running_steps(source: FigureSource) -> Figure | None:
     shown = list(series.items())[: len(KINDS)]
     configs = {t.number: config_label(t.config) for t in _running(source)}
     cut = (
-        f" The first {len(shown)} of {len(series)} trials are drawn; the data table has all of them."
+        f" The first {len(shown)} of {len(series)} runs are drawn; the data table has all of them."
         if len(shown) < len(series)
         else ""
     )

@@ -151,7 +151,7 @@ def title_of(trial: Trial, *facts: str) -> str:
 def left_out(shown: int, of: int) -> str:
     """That a figure does not show all trials, as a sentence; empty where it does."""
     return (
-        f" {shown:,} of {of:,} trials are drawn; the data table has all of them."
+        f" {shown:,} of {of:,} runs are drawn; the data table has all of them."
         if shown < of
         else ""
     )
