@@ -132,6 +132,7 @@ DIFFERENCES: tuple[tuple[str, str, str, str], ...] = (
     ("command", "studies observed", "observed", "it selects which of the two is listed"),
     ("command", "studies observed", "id", "`diagnose ID` shows one run"),
     ("command", "status plan", "verbose", "it says how much is printed"),
+    ("command", "plan", "sort", "it says in which order rows are printed; programs sort them"),
     ("command", "act", "action", "each action is a command"),
     ("command", "notes add_note remove_note", "remove=number", "one command has all three"),
     ("command", "tag", "tags=add", "they are the command's words"),
