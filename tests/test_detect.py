@@ -20,6 +20,7 @@ from autotune.detect import (
     usable_cores,
 )
 from autotune.spec import catalog
+from autotune_workers.probe.injected import machine as probed
 
 GIB = 1 << 30
 H100 = CudaDevice(
@@ -151,7 +152,9 @@ def test_the_tightest_limit_of_the_processor_time_counts(
     cores: int,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert usable_cores(machine(tmp_path, cgroup=cgroup, **files)) == cores
+    root = machine(tmp_path, cgroup=cgroup, **files)
+    assert usable_cores(root) == cores
+    assert probed.usable_cores(str(root)) == cores, "the probe, which imports nothing of autotune"
 
 
 def test_free_memory_is_what_is_available_within_the_limits(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code."""
     if argv[:1] == ["run"] and "--" in argv:
         at = argv.index("--")
-        _be_silent(argv[at + 1 :], argv[1:at])
+        _begin_run(argv[at + 1 :], argv[1:at])
     with brief() if argv[:1] and argv[0] in BRIEF else nullcontext():
         return _run(argv)
 
@@ -140,12 +140,14 @@ def _run(argv: list[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _be_silent(command: list[str], options: list[str]) -> None:
-    """Becomes the command at once, where another process of its job speaks: there may be
-    thousands."""
+def _begin_run(command: list[str], options: list[str]) -> None:
+    """Becomes the command at once, where another process of its job speaks: there may be thousands.
+    Only variables that no launcher set are told by each."""
     from autotune.observing.in_place import exec_in_place
-    from autotune.observing.rank import is_first
+    from autotune.observing.rank import is_first, leftover
 
+    if told := leftover(os.environ, command):
+        print(f"autotune: {told}", file=sys.stderr, flush=True)
     if command and not is_first(os.environ, command):
         from autotune.observing.watched import NOWHERE, variables_of
 

@@ -14,6 +14,18 @@ _RANKS = (
     "NODE_RANK",
     "GROUP_RANK",
 )
+_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0", "GROUP_RANK": "0"}
+"""variables that a person may have exported, too, with what they are of a process that trains
+alone"""
+_LAUNCHERS = (
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "KUBERNETES_SERVICE_HOST",
+)
+"""variables of launchers, and of the clusters whose operators set such variables"""
 _NODE_OPTIONS = ("--node-rank", "--node_rank", "--machine-rank", "--machine_rank")
 
 
@@ -27,3 +39,22 @@ def is_first(environment: Mapping[str, str], command: Sequence[str]) -> bool:
         if name in _NODE_OPTIONS:
             return not (value if sign else "".join(command[at + 1 : at + 2])).lstrip("+0")
     return True
+
+
+def leftover(environment: Mapping[str, str], command: Sequence[str]) -> str:
+    """What to say of variables that make this process one of several though no launcher is known
+    that set them; empty without any."""
+    found = {
+        name: value
+        for name, alone in _BY_HAND.items()
+        if (value := environment.get(name, alone).strip()) not in ("", alone)
+    }
+    if not found or any(name in environment for name in _LAUNCHERS):
+        return ""
+    told = ", ".join(f"{name}={value}" for name, value in found.items())
+    so = (
+        "the program may wait for other ranks"
+        if is_first(environment, command)
+        else "this process is not the first of its job, and nothing is reviewed or stored here"
+    )
+    return f"{told} without a launcher: {so}. If no job set this, `unset {' '.join(found)}` and start again"

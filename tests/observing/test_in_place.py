@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.observing.rank import is_first
+from autotune.observing.rank import is_first, leftover
 
 LONG_S = 120.0
 QUIET = "lambda channel: None"
@@ -294,3 +294,39 @@ def test_other_processes_of_a_job_become_the_command() -> None:
         env=environment,
     )
     assert (int(out), err, code) == (os.getpid(), b"", 4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, ()),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": ""}, ()),
+        ({"RANK": "3"}, ("RANK=3 without", "nothing is reviewed or stored", "`unset RANK`")),
+        (
+            {"RANK": "3", "WORLD_SIZE": "8"},
+            ("RANK=3, WORLD_SIZE=8", "nothing is", "`unset RANK WORLD_SIZE`"),
+        ),
+        ({"WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "may wait for other ranks")),
+        ({"LOCAL_RANK": "2"}, ("LOCAL_RANK=2", "may wait for other ranks")),
+        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, ()),
+        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "3"}, ()),
+        ({"RANK": "3", "WORLD_SIZE": "8", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, ()),
+    ],
+)
+def test_ranks_that_no_launcher_set_are_told(
+    environment: dict[str, str], words: tuple[str, ...]
+) -> None:
+    said = leftover(environment, ["python", "train.py"])
+    assert bool(said) == bool(words)
+    assert all(word in said for word in words)
+
+
+def test_a_command_that_is_not_kept_because_of_a_leftover_rank_says_why_and_runs() -> None:
+    kept = {name: text for name, text in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
+    out, err, code = ran(
+        [sys.executable, "-m", "autotune", "run", "--", "sh", "-c", "echo $RANK; exit 4"],
+        env={**kept, "RANK": "3"},
+    )
+    assert (out, code) == (b"3\n", 4)
+    assert err.startswith(b"autotune: RANK=3 without a launcher")
+    assert err.count(b"\n") == 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from autotune.detect import usable_cores
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off
 from tests.matrix import sampled
 from tests.shortcuts import file_with
@@ -247,6 +248,7 @@ def test_a_plain_program_is_seen_step_by_step(tmp_path: Path) -> None:
     assert facts["recomputed"] > 0.3
     assert any("ScaledDotProduct" in name for name in facts["graph"])
     assert not facts["compiled"]
+    assert seen.of("watch")[-1]["cores"] == usable_cores()
     assert not seen.of("trouble")
 
 

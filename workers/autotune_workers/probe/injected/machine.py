@@ -1,5 +1,5 @@
 """What the machine of this process does beside it: processor time of all processes, ours and
-others'; TCP connections to other nodes. Linux."""
+others'; the cores that this one may use; TCP connections to other nodes. Linux."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ import struct
 import time
 from typing import Any
 
+from .versions import text_of
+
 MOST_OTHERS = 40
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+def usable_cores(root: str = "/") -> int:
+    """Cores that this process may run on, but no more than the tightest processor time that its
+    control groups allow, rounded up: what `autotune.detect` counts, which a program's Python may
+    not have. `root`: where /proc and /sys are."""
+    cores = len(os.sched_getaffinity(0))
+    for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
+        controllers, path = [*line.split(":", 2), "", ""][1:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        folder = os.path.join(root, "sys/fs/cgroup", "cpu" if controllers else "")
+        for part in ("", *(part for part in path.split("/") if part not in ("", ".."))):
+            folder = os.path.join(folder, part)
+            texts = [text_of(os.path.join(folder, file)) for file in files]
+            quota_us, period_us = [*" ".join(texts).split(), "", ""][:2]
+            if quota_us.isdigit() and period_us.isdigit() and int(quota_us) and int(period_us):
+                cores = min(cores, -(-int(quota_us) // int(period_us)))
+    return cores
 
 
 class NodeLoad:

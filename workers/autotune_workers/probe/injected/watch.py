@@ -23,7 +23,7 @@ import time
 from collections.abc import Set
 from typing import Any
 
-from .machine import NodeLoad, links
+from .machine import NodeLoad, links, usable_cores
 from .mirror import Mirror
 from .model_facts import rank_of
 from .phases import BACKWARD, NAMES, OPTIMIZER, Phases
@@ -187,7 +187,7 @@ class Watch:
             system_s=round(used.ru_stime, 3),
             major_faults=used.ru_majflt,
             minor_faults=used.ru_minflt,
-            cores=len(os.sched_getaffinity(0)),
+            cores=usable_cores(),
             threads=_threads(self._torch),
             host=socket.gethostname(),
             memory_pressure_s=_pressure("/proc/pressure/memory"),
