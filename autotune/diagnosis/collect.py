@@ -58,8 +58,9 @@ class Reports:
                     self._profiles[rank] = report
                 case "facts" if self._facts_rank is None or rank <= self._facts_rank:
                     self._facts_rank = rank
+                    left_out = ("kind", "pid", "files")
                     self.facts = {
-                        name: value for name, value in report.items() if name not in ("kind", "pid")
+                        name: value for name, value in report.items() if name not in left_out
                     }
 
     def evidence(self, **known: Any) -> Evidence | None:

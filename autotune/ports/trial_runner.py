@@ -192,6 +192,8 @@ class ProgramSeen:
     longest sequence"""
     unevenness: str = ""
     """how ranks differ in the number of sequences they train on, as text"""
+    remarks: tuple[str, ...] = ()
+    """what limits the meaning of the trial's figures, as text; the measurement has the same"""
     disagreement: str = ""
     """how a step differs from the config, as text"""
     witness: str = ""

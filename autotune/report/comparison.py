@@ -28,7 +28,7 @@ from autotune.results.result import Result
 from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, ParallelConfig, Trial, Workload, config_changes, config_label
-from autotune.spec.runs.versions import differences
+from autotune.spec.runs.versions import conditions, differences
 from autotune.spec.texts.as_text import (
     UNKNOWN,
     bytes_cell,
@@ -46,12 +46,10 @@ Side = tuple[StudyRecord, Sequence[Trial]]
 
 
 def differing_versions(first: Trial | None, second: Trial | None) -> list[tuple[str, str, str]]:
-    """What differs between what two trials were measured with: name, and the version of each."""
-    known = [
-        trial.measurement.versions if trial and trial.measurement else {}
-        for trial in (first, second)
-    ]
-    return differences(*known)
+    """What differs between what two trials were measured with: name, and the version of each, or
+    the value of a variable."""
+    known = [trial.measurement for trial in (first, second) if trial and trial.measurement]
+    return differences(*conditions(known)) if len(known) == 2 else []
 
 
 def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
@@ -65,7 +63,8 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
         style = "bold" if left != right else ""
         table.add_row(name, safe(left, palette), safe(right, palette), style=style)
     for name, left, right in differing_versions(a.best, b.best):
-        table.add_row(f"version of {name}", safe(left, palette), safe(right, palette), style="bold")
+        label = name if name.isupper() else f"version of {name}"
+        table.add_row(label, safe(left, palette), safe(right, palette), style="bold")
     if a.best is not None and b.best is not None:
         text = config_changes(a.best.config, b.best.config)
         table.caption = safe(

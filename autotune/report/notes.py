@@ -50,9 +50,10 @@ def note_of(trial: Trial) -> str:
             rank = "" if failure.rank is None else f" (rank {failure.rank})"
             return f"{failure.kind}: {failure.exception.splitlines()[0]}{rank}"
         return f"{trial.failure.kind}: {trial.failure.message}"
-    if trial.measurement is not None and trial.measurement.is_throttled:
-        return "; ".join(filter(None, (_throttling(trial.measurement), trial.reason)))
-    return trial.reason
+    if (seen := trial.measurement) is None:
+        return trial.reason
+    heat = _throttling(seen) if seen.is_throttled else ""
+    return "; ".join(filter(None, (heat, *seen.remarks, trial.reason)))
 
 
 def ranked_note(trial: Mapping[str, Any]) -> str:

@@ -41,7 +41,8 @@ from autotune.spec import (
 )
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
-from autotune.spec.runs.versions import asked_versions, differences, has_versions
+from autotune.spec.runs.trial import trial_numbers
+from autotune.spec.runs.versions import asked_versions, conditions, differences, has_versions
 from autotune.spec.study import SIMULATED
 from autotune.spec.texts.as_text import format_count, format_duration, format_span
 from autotune.spec.texts.usual_names import OF_A_RUN
@@ -102,13 +103,14 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         final_rounds=winner.rounds,
         confirmed=winner.confirmed,
         notes=(
-            *_changed_versions(trials),
+            *_changed_conditions(trials),
             *winner.notes,
             *(
                 [f"no speedup is reported, because {why_unmeasured(missing)}"]
                 if missing and winner.best
                 else ()
             ),
+            *_remarks(winner),
             *_drawn_lengths(winner),
             *(() if winner.too_noisy else _payback(record, winner)),
         ),
@@ -128,24 +130,36 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _changed_versions(trials: Sequence[Trial]) -> list[str]:
-    """What changed while the study ran: of each name that versions of its trials share with the
-    first one's, its first change."""
-    known = [(t.number, t.measurement.versions) for t in trials if t.measurement]
-    first: Mapping[str, str] = next((own for _, own in known if own), {})
+def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
+    """What changed while the study ran, of versions, the program's files and environment variables:
+    of each its first change."""
     changes: dict[str, str] = {}
-    for number, own in known:
+    first: dict[str, str] = {}
+    measured = [(t.number, t.measurement) for t in trials if t.measurement]
+    known = conditions([seen for _, seen in measured])
+    for (number, _), own in zip(measured, known, strict=True):
         for name, then, now in differences(first, own):
             changes.setdefault(name, f"{name} changed from {then} to {now} before trial {number}")
+        first = own | first
     said = "; ".join(changes.values())
     again = "`autotune tune SPEC --new` starts again with what is there now"
     return (
         [
-            f"not all trials ran with the same versions, so their speeds may not be comparable: {said}. {again}"
+            f"not all trials ran under the same conditions, so their speeds may not be comparable: {said}. {again}"
         ]
         if changes
         else []
     )
+
+
+def _remarks(winner: Winner) -> list[str]:
+    """What limits the meaning of the figures of the best config and the baseline: of both once,
+    where it is the same."""
+    found: dict[str, dict[int, None]] = {}
+    for trial in filter(None, (winner.best, winner.baseline)):
+        for remark in trial.measurement.remarks if trial.measurement else ():
+            found.setdefault(remark, {})[trial.number] = None
+    return [f"{trial_numbers(list(numbers))}: {remark}" for remark, numbers in found.items()]
 
 
 def _drawn_lengths(winner: Winner) -> list[str]:
@@ -559,8 +573,12 @@ def launch_document(
             *told,
             f"switched off, as in trials: {', '.join(silenced)}; to switch an option on again, append it: `sh launch.sh --save_strategy=steps`",
         )
+    shown = trial_of(result, trial) if trial is not None else result.best
+    seen = shown.measurement if shown is not None else None
+    told = (*told, *(seen.remarks if seen else ()))
     tuned = provenance(result) if result.best is not None and config == result.best.config else {}
-    launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
+    launch = replace(launch, notes=(*launch.notes, *told), tuned=tuned)
+    launch = in_environment_of(study, launch, (seen and seen.environment) or {})
     job = job_of(starter, launch, study.workload, config, job_options)
     return {"trainer": target.name, "config": config.to_dict(), **launch.to_dict(), "job": job}
 

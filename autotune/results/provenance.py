@@ -9,6 +9,7 @@ trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_tim
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +18,30 @@ from autotune.spec import Study, Trial, TrialPurpose, config_label
 from autotune.trainers import Launch
 
 
-def in_environment_of(study: Study, launch: Launch) -> Launch:
-    """The launch with the variables that the study's runner gave to its trials (`runner.env`); the
-    launch's own win, as they did there.
+def in_environment_of(study: Study, launch: Launch, inherited: Mapping[str, str]) -> Launch:
+    """The launch with the variables that its trials had: those that they `inherited`, named in a
+    note, and those that the study's runner gave them (`runner.env`); the launch's own win, as they
+    did there.
 
     Those of single nodes (`runner.node_env`) are named in a note, because a launch does not know
     its nodes.
     """
     options = study.runner_options
     given = {name: str(value) for name, value in (options.get("env") or {}).items()}
+    more = {n: text for n, text in inherited.items() if n not in {*given, *launch.env}}
     notes = [
-        f"the trials had {', '.join(f'{name}={value}' for name, value in its.items())} on node {node}; set the same variables there"
+        f"the trials had {_listed(its)} on node {node}; set the same variables there"
         for node, its in (options.get("node_env") or {}).items()
     ]
-    return replace(launch, env={**given, **launch.env}, notes=(*launch.notes, *notes))
+    if more:
+        notes.append(
+            f"the trials inherited {_listed(more)} from the environment of autotune, and this launch sets the same"
+        )
+    return replace(launch, env={**more, **given, **launch.env}, notes=(*launch.notes, *notes))
+
+
+def _listed(variables: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def provenance(result: Result) -> dict[str, Any]:

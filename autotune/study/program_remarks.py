@@ -21,18 +21,7 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
         yield (
             f"lines of up to {seen.together} steps arrive at once (the output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step"
         )
-    if seen.fills_by_tokens:
-        yield (
-            "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, "
-            "not the tokens actually trained; check that the batch options in trainer.argv or files match the spec"
-        )
-    if seen.lengths_vary and seen.tokens and seen.sequences:
-        yield (
-            f"sequences differ in length from step to step ({seen.tokens / seen.sequences:.0f} tokens on average), and tokens/s counts the spec's seq_len "
-            "for each of them"
-        )
-    if seen.unevenness:
-        yield seen.unevenness
+    yield from seen.remarks
     if seen.left_out:
         yield f"left out of the program's log: {seen.left_out}"
     if seen.troubles:

@@ -44,7 +44,7 @@ from autotune.results.result import Result
 from autotune.reward.run_noise import RunNoise
 from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
 from autotune.spec.config import capitalized
-from autotune.spec.runs.versions import differences
+from autotune.spec.runs.versions import conditions, differences
 from autotune.study.assembly import assemble, make_runner_of
 from autotune.trainers import trainer
 
@@ -190,11 +190,11 @@ class Recheck:
     @property
     def versions(self) -> list[tuple[str, str, str]]:
         """What differs between then and now: name, then, now."""
-        then, now = (
-            _versions([m for c in self.configs for m in c.before]),
-            _versions([m for c in self.configs for m in c.now]),
-        )
-        return differences(then, now)
+        before = [m for c in self.configs for m in c.before if m.versions]
+        now = [m for c in self.configs for m in c.now if m.versions]
+        if not (before and now):
+            return []
+        return differences(*conditions([before[-1], now[-1]]))
 
     @property
     def busy(self) -> float:
@@ -446,11 +446,6 @@ def _logs(runs: Sequence[Measurement]) -> Any:
 
 def _speed(runs: Sequence[Measurement]) -> float | None:
     return float(np.exp(np.mean(_logs(runs)))) if runs else None
-
-
-def _versions(runs: Sequence[Measurement]) -> Mapping[str, str]:
-    """Of the last run that knows them."""
-    return next((m.versions for m in reversed(runs) if m.versions), {})
 
 
 SLOWER = 0.03

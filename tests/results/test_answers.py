@@ -13,8 +13,9 @@ from autotune import api, registry
 from autotune.cli.study_text import print_study
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
+from autotune.report.notes import note_of
 from autotune.report.page import html_report
-from autotune.results.answers import result_from
+from autotune.results.answers import launch_document, result_from
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.results.rankings import explained
@@ -212,10 +213,59 @@ def test_a_program_that_changed_while_its_study_ran_is_the_first_note(result: Re
 
     measured = [t for t in result.trials if t.measurement]
     same = result_from(result.record, [dated(t, "1a2b") for t in measured])
-    assert not any("the same versions" in note for note in same.notes)
+    assert not any("the same conditions" in note for note in same.notes)
     mixed = [dated(t, "3c4d" if t.number == edited else "1a2b") for t in measured]
     note = result_from(result.record, mixed).notes[0]
     assert f": script changed from 1a2b to 3c4d before trial {edited}. " in note
+
+
+def test_an_edited_module_and_another_variable_while_a_study_ran_are_named(result: Result) -> None:
+    measured = [t for t in result.trials if t.measurement]
+    *_, before, last = measured
+
+    def ran(trial: Trial, module: str, variables: dict[str, str] | None) -> Trial:
+        assert trial.measurement is not None
+        files = {"model.py": module} if trial is not measured[0] else {}
+        seen = replace(trial.measurement, files=files, environment=variables)
+        return replace(trial, measurement=seen)
+
+    old = {"NCCL_ALGO": "Ring"}
+    same = [ran(t, "1a", old if t is not before else None) for t in measured]
+    assert not any("the same conditions" in note for note in result_from(result.record, same).notes)
+    mixed = [ran(t, "1a", old) for t in measured[:-1]] + [ran(last, "2b", {"OMP_NUM_THREADS": "4"})]
+    note = result_from(result.record, mixed).notes[0]
+    for change in (
+        "model.py changed from 1a to 2b",
+        "NCCL_ALGO changed from Ring to unset",
+        "OMP_NUM_THREADS changed from unset to 4",
+    ):
+        assert f"{change} before trial {last.number}" in note
+
+
+def test_what_limits_the_figures_is_said_with_them_and_in_exports(result: Result) -> None:
+    assert result.best is not None
+    assert result.baseline is not None
+    chosen = (result.best.config, result.baseline.config)
+
+    def remarked(trial: Trial) -> Trial:
+        if trial.measurement is None or trial.config not in chosen:
+            return trial
+        remarks, variables = ("sequences grew from 8 to 16 tokens",), {"OMP_NUM_THREADS": "4"}
+        seen = replace(trial.measurement, remarks=remarks, environment=variables)
+        return replace(trial, measurement=seen)
+
+    trials = [remarked(t) for t in result.trials]
+    found = result_from(result.record, trials)
+    assert found.best is not None
+    assert found.baseline is not None
+    numbers = sorted({found.best.number, found.baseline.number})
+    (note,) = (note for note in found.notes if "sequences grew" in note)
+    assert all(str(number) in note for number in numbers)
+    assert note_of(found.best).startswith("sequences grew from 8 to 16 tokens")
+    launch = launch_document(found, "native", {})
+    assert "sequences grew from 8 to 16 tokens" in launch["notes"]
+    assert launch["env"]["OMP_NUM_THREADS"] == "4"
+    assert "sequences grew from 8 to 16 tokens" in html_report(result.record, trials)
 
 
 def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:

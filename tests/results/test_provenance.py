@@ -15,16 +15,22 @@ def test_a_launch_has_the_variables_that_the_runner_gave_to_its_trials() -> None
         "node_env": {"gpu-7": {"NCCL_SOCKET_IFNAME": "ib1"}},
     }
     study = api.load_study(spec(runner=runner))
-    launch = in_environment_of(study, Launch(argv=("train",), env={"SEED": "2"}, notes=("first",)))
-    assert launch.env == {"NCCL_ALGO": "Ring", "NCCL_IB_TC": "106", "SEED": "2"}, (
-        "the trainer's own win, as in a trial"
-    )
+    inherited = {"OMP_NUM_THREADS": "4", "NCCL_ALGO": "Tree", "SEED": "3"}
+    launch = Launch(argv=("train",), env={"SEED": "2"}, notes=("first",))
+    launch = in_environment_of(study, launch, inherited)
+    assert launch.env == {
+        "OMP_NUM_THREADS": "4",
+        "NCCL_ALGO": "Ring",
+        "NCCL_IB_TC": "106",
+        "SEED": "2",
+    }, "the trainer's own win, as in a trial"
     assert launch.notes == (
         "first",
         "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7; set the same variables there",
+        "the trials inherited OMP_NUM_THREADS=4 from the environment of autotune, and this launch sets the same",
     )
 
 
 def test_a_runner_without_variables_changes_nothing() -> None:
     launch = Launch(argv=("train",), env={"A": "1"})
-    assert in_environment_of(api.load_study(spec()), launch) == launch
+    assert in_environment_of(api.load_study(spec()), launch, {}) == launch

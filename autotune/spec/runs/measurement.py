@@ -92,6 +92,16 @@ class Measurement(Plain):
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not
     observed"""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """hashes of the program's own files by path: modules that it imported, and files that its
+    command names; a large file has its size and the time of its last change. Empty if not
+    observed"""
+    environment: Mapping[str, str] | None = None
+    """inherited environment variables that may affect the speed and that neither the spec nor
+    autotune sets, such as OMP_NUM_THREADS; None if unknown"""
+    remarks: tuple[str, ...] = ()
+    """what limits the meaning of these figures, as text: sequences of other lengths than the
+    spec's, evaluation or checkpoints that count as step time, ranks with different batches"""
     allocator: str = ""
     """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty if they are the defaults or
     unknown"""
@@ -105,6 +115,7 @@ class Measurement(Plain):
             "step_peak_memory_bytes",
             "reference_losses",
             "reference_grad_norms",
+            "remarks",
         ):
             value = getattr(self, name)
             if not isinstance(value, tuple):

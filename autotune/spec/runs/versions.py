@@ -1,11 +1,13 @@
 """Selecting measurements by software versions: `torch=2.12` means 2.12 and all of its releases,
-`commit=1a2b` all commits that begin with 1a2b."""
+`commit=1a2b` all commits that begin with 1a2b; and comparing the conditions of measurements, which
+include the program's own files and environment variables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.errors import SpecError
+from autotune.spec.runs.measurement import Measurement
 
 _SHORTEST_COMMIT = 4
 
@@ -31,8 +33,24 @@ def has_versions(known: Mapping[str, str], asked: Mapping[str, str]) -> bool:
     return all(_is_of(known.get(name, ""), version, name) for name, version in asked.items())
 
 
+def conditions(measurements: Sequence[Measurement]) -> list[dict[str, str]]:
+    """What may have changed the speed of each: versions, hashes of files, and environment
+    variables, `unset` where only others have them."""
+    names = sorted({name for seen in measurements for name in seen.environment or ()})
+    return [
+        {
+            **seen.versions,
+            **seen.files,
+            **dict.fromkeys(names if seen.environment is not None else (), "unset"),
+            **(seen.environment or {}),
+        }
+        for seen in measurements
+    ]
+
+
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """What differs between two sets of versions; what only one of them knows is no difference."""
+    """What differs between two sets of versions or conditions; what only one of them knows is no
+    difference."""
     return [
         (name, then[name], now[name])
         for name in sorted(then.keys() & now.keys())

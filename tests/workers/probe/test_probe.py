@@ -647,3 +647,46 @@ def test_a_script_is_told_by_its_contents_unless_the_trial_wrote_it(tmp_path: Pa
     for given in (text, f"{text}\n# another line\n", edits):
         assert told(own, given) == hashlib.sha256(given.encode()).hexdigest()[:12]
     assert told(launch, text) is None
+
+
+@pytest.mark.parametrize("library", ["torch", "safetensors", "distributed"])
+def test_evaluating_and_saving_between_steps_are_told_apart_from_training(
+    library: str, tmp_path: Path
+) -> None:
+    seen = watched(python("between_steps.py", f"--save={library}"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    phases = [set(step["phases"]) for step in seen.steps()]
+    # what comes after step n counts to step n + 1
+    assert [n for n, its in enumerate(phases) if "evaluation" in its] == [2, 4, 6, 8, 10]
+    assert [n for n, its in enumerate(phases) if "checkpoint" in its] == [3, 6, 9]
+    assert not seen.of("trouble")
+
+
+def test_files_that_a_program_runs_are_told_by_their_contents(tmp_path: Path) -> None:
+    """Imported modules, and what its command and its launcher's name; not libraries, the launch's
+    own files, or the program itself."""
+    own, launch = tmp_path / "own", tmp_path / "launch"
+    (own / "parts").mkdir(parents=True)
+    launch.mkdir()
+    script = own / "train.py"
+    text = f"import parts.model\n{(PROGRAMS / 'between_steps.py').read_text()}"
+    script.write_text(text.replace("parse_args()", "parse_known_args()[0]"))
+    small = {
+        "parts/model.py": "WIDTH = 32\n",
+        "config.yaml": "lr: 1\n",
+        "run.sh": f'{sys.executable} "$@"\n',
+    }
+    for name, contents in small.items():
+        (own / name).write_text(contents)
+    data = tmp_path / "tokens.bin"
+    data.write_bytes(bytes((1 << 20) + 1))
+    (launch / "rendered.json").write_text("{}")
+    words = ["sh", str(own / "run.sh"), str(script), f"--config={own / 'config.yaml'}", str(data)]
+    seen = watched([*words, "rendered.json", str(tmp_path)], cwd=launch)
+    assert seen.code == 0, seen.text
+    found = seen.facts()["files"]
+    size = found.pop(str(data))
+    assert size.startswith(f"{(1 << 20) + 1} bytes of ")
+    assert found == {
+        name: hashlib.sha256(contents.encode()).hexdigest()[:12] for name, contents in small.items()
+    }

@@ -461,3 +461,79 @@ def test_kernels_that_a_compiler_tried_without_enough_memory_are_no_failure() ->
     of.hear([(0.5, "AUTOTUNE mm(4096x4096)"), (0.6, "CUDA out of memory. Tried to allocate")], 0.6)
     see_steps(of, 8)
     assert ended(of).failure is None
+
+
+def see_work(of: ProgramTrial, *steps: tuple[float, dict[str, float]]) -> None:
+    """Steps with their times, and the seconds of other phases in them."""
+    for number, (time_s, seconds) in enumerate(steps):
+        phases = {name: [s, s, 0.0] for name, s in seconds.items()}
+        of.see([report(step(1.0 + number, time_s=time_s, phases=phases))], 1.0 + number)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([(0.4, {}), (0.6, {"evaluation": 0.1})] * 4, ("evaluation", "takes 20%", "4 of 8 steps")),
+        (
+            [(0.4, {})] * 5 + [(0.8, {"checkpoint": 0.3})],
+            ("saving checkpoints takes 14%", "1 of 6"),
+        ),
+        ([(0.4, {"checkpoint": 0.1})] * 8, ("saving checkpoints takes 25%", "8 of 8")),
+        ([(0.4, {"evaluation": 0.1})] * 8, ()),  # a teacher
+        ([(0.4, {}), (0.402, {"evaluation": 0.002})] * 4, ()),
+        ([(0.4, {})] * 8, ()),
+    ],
+)
+def test_work_between_steps_that_trains_nothing_is_named_with_its_share(
+    steps: list[tuple[float, dict[str, float]]], words: tuple[str, ...]
+) -> None:
+    """By how much longer these steps are: data of an evaluation is loaded, too."""
+    of = trial(mb=2, acc=4)
+    see_work(of, (0.4, {}), *steps)
+    said = of.seen().remarks
+    assert ended(of).measurement.remarks == said
+    assert len(said) == bool(words)
+    assert all(word in said[0] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ([4, 6, 8, 8, 12, 16], ("grew from 4 to 16 tokens over 6 steps", "seq_len=16")),
+        ([10, 16, 8, 14, 12, 15], ("8 to 16 tokens (12 tokens on average)", "seq_len=16")),
+        ([8] * 6, ("sequences have 8 tokens, but the spec has seq_len=16",)),
+        ([15] * 6, ()),  # inputs are a token shorter
+        ([32] * 6, ()),  # two packed into one
+    ],
+)
+def test_lengths_that_are_not_the_specs_are_told_with_the_measurement(
+    lengths: list[int], words: tuple[str, ...]
+) -> None:
+    of = trial()
+    for number, length in enumerate(lengths):
+        of.see([report(step(1.0 + number, tokens=8 * length))], 1.0 + number)
+    said = of.seen().remarks
+    assert ended(of).measurement.remarks == said
+    assert len(said) == bool(words)
+    assert all(word in said[0] for word in words)
+
+
+def test_a_part_of_each_sequence_on_a_rank_is_no_other_length() -> None:
+    of = trial()
+    config = replace(of.request.config, cp=2)
+    of = ProgramTrial(replace(of.request, config=config), [stock_reader()], 0.0)
+    for number in range(6):
+        of.see([report(step(1.0 + number, tokens=8 * 8))], 1.0 + number)
+    assert not of.seen().remarks
+
+
+def test_files_that_the_program_writes_are_none_of_its_own() -> None:
+    of = trial()
+    files = {"model.py": "1a", "/data/config.yaml": "2b", "log.txt": "3c", "/data/out.json": "4d"}
+    written = [[path, "written", True, True] for path in ("/program/log.txt", "/data/out.json")]
+    facts = {"kind": "facts", "pid": 7, "rank": 0, "program": "/program/train.py", "files": files}
+    of.see([facts, {"kind": "files", "pid": 7, "files": written}], 0.0)
+    see_work(of, *[(0.4, {})] * 6)
+    measured = ended(of).measurement
+    assert measured.files == {"model.py": "1a", "/data/config.yaml": "2b"}
+    assert "files" not in measured.evidence["facts"]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .graph_facts import Graph
+from .own_files import own_files
 from .versions import versions
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -84,6 +85,12 @@ def launched_rank() -> int:
 def program() -> str:
     """The file that this process runs, which tells a launcher from the program that it launches."""
     return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
+
+
+@functools.cache
+def _own_files() -> dict[str, str]:
+    """As they are when this is first asked: later they may have been edited."""
+    return own_files(program())
 
 
 @functools.cache
@@ -174,6 +181,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "groups": [int(torch.distributed.get_world_size())] if running else [],
         "torch": str(torch.__version__),
         "versions": {**versions(torch), **script_version()},
+        "files": _own_files() if rank_of(torch) == 0 else {},
         "libraries": {
             name: str(getattr(sys.modules[name], "__version__", ""))
             for name in _LIBRARIES

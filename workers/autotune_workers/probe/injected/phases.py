@@ -15,9 +15,11 @@ from outside.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 NAMES = (
@@ -128,13 +130,17 @@ class Phase:
         self._phases.leave(self._phase)
 
 
-def wrapped(phases: Phases, phase: int, run: Any) -> Any:
-    """The function, whose time is that of the phase."""
-    import functools
+def time_function(module: Any, name: str, phase: int, phases: Callable[[], Phases | None]) -> None:
+    """Has the time of the module's function count as that of the phase. `phases`: of the process,
+    which a fork gives new ones; None before it trains."""
+    run = getattr(module, name, None)
+    if run is None:
+        return
 
     @functools.wraps(run)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        with Phase(phases, phase):
+        now = phases()
+        with contextlib.nullcontext() if now is None else Phase(now, phase):
             return run(*args, **kwargs)
 
-    return timed
+    setattr(module, name, timed)

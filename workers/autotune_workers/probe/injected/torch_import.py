@@ -55,12 +55,21 @@ class _Finder:
 def watch(reports: Channel) -> None:
     """Begins to wait."""
 
+    watching: list[Callable[[], Any]] = []
+    """gives the phases of the process that trains, once torch is imported"""
+
+    def time_saving(module: Any, name: str) -> None:
+        from .phases import CHECKPOINT, time_function
+
+        time_function(module, name, CHECKPOINT, lambda: watching[0]() if watching else None)
+
     def on_torch(torch: Any) -> None:
         try:
             from . import training, written_files
 
             written_files.watch_writer(torch, "save", position=1, keyword="f")
-            training.watch(torch, reports)
+            watching.append(training.watch(torch, reports))
+            time_saving(torch, "save")
         except Exception as error:
             reports.send("trouble", error=repr(error)[:500])
 
@@ -70,11 +79,13 @@ def watch(reports: Channel) -> None:
 
             for name in ("save_file", "save_model"):
                 written_files.watch_writer(module, name, position=1, keyword="filename")
+                time_saving(module, name)
         except Exception as error:
             reports.send("trouble", error=repr(error)[:500])
 
     wanted = {
         "torch": on_torch,
+        "torch.distributed.checkpoint.state_dict_saver": lambda module: time_saving(module, "save"),
         "safetensors.torch": on_safetensors,
         "safetensors.numpy": on_safetensors,
     }

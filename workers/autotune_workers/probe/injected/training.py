@@ -33,7 +33,7 @@ from . import model_facts, profile
 from .channel import Channel
 from .graph_facts import Graph
 from .passes import MOST_ROOTS, Call, Root, counted, sizing
-from .phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases, wrapped
+from .phases import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases
 from .versions import uses_cuda
 from .watch import Watch
 
@@ -228,9 +228,9 @@ def compiled(seen: Seen) -> float:
     return round(sum(new), 5)
 
 
-def watch(torch: Any, reports: Channel) -> None:
-    """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of
-    them."""
+def watch(torch: Any, reports: Channel) -> Callable[[], Phases]:
+    """Sets the hooks; called once torch is imported. Returns what gives the phases of this process.
+    Raises what torch raises when it lacks a hook."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -272,7 +272,6 @@ def watch(torch: Any, reports: Channel) -> None:
     _hook_modules(torch, seen, compiling, reports, adopt)
     _wrap_backward(torch, seen, compiling, look_at_weights, reports)
     _wrap_loaders(torch, seen)
-    torch.save = wrapped(seen.phases, CHECKPOINT, torch.save)
 
     def trouble(error: BaseException) -> None:
         seen.off = True
@@ -333,6 +332,7 @@ def watch(torch: Any, reports: Channel) -> None:
     atexit.register(finish)
     model_facts.script_version()  # now, because a person may edit it while it runs
     reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
+    return lambda: seen.phases
 
 
 def _hook_modules(

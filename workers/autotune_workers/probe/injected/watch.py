@@ -26,6 +26,7 @@ from typing import Any
 from .machine import NodeLoad, links, usable_cores
 from .mirror import Mirror
 from .model_facts import rank_of
+from .own_files import is_library
 from .phases import BACKWARD, NAMES, OPTIMIZER, Phases
 from .versions import text_of, uses_cuda
 
@@ -59,12 +60,6 @@ _CALLS = (
     ("device", (".item()", ".tolist()", ".cpu()", ".numpy()", "synchronize(")),
 )
 """`device`: the host waits for what it has asked of the device"""
-_LIBRARIES = (
-    os.path.dirname(os.__file__),
-    "site-packages",
-    "dist-packages",
-    os.path.dirname(os.path.abspath(__file__)),
-)
 
 
 class Watch:
@@ -269,7 +264,7 @@ def _file(path: str) -> tuple[str, bool]:
     """(kind of what is done in this file, whether it is a library's)"""
     if path not in _FILES:
         kind = next((kind for kind, parts in _KINDS if any(part in path for part in parts)), "")
-        _FILES[path] = kind, path.startswith("<") or any(part in path for part in _LIBRARIES)
+        _FILES[path] = kind, is_library(path)
     return _FILES[path]
 
 

@@ -23,7 +23,11 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.probe.probe_folder import put_back_abandoned
 from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
-from autotune_workers.process.program.environment import program_environment, program_user
+from autotune_workers.process.program.environment import (
+    program_environment,
+    program_user,
+    speed_variables,
+)
 from autotune_workers.process.program.places import ProgramOrder
 
 LOST = "the program's keeper was lost"
@@ -39,6 +43,7 @@ class KeeperProcess:
         already."""
         self._pid = 0
         self._over = False
+        self._inherited: dict[str, str] = {}
         """whether its last message has come"""
         self._starter: subprocess.Popen[bytes] | None = None
         if connection is not None:
@@ -90,7 +95,11 @@ class KeeperProcess:
         order; `inherited`: what the keeper's own environment is, where it is not ours; `lease_s`:
         without `renew` for so long everything ends; None: never."""
         own = program_environment(order.argv, of=inherited)
-        variables = {**own, "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
+        given = {**(environment or {}), **order.env}
+        variables = {**own, "PYTHONUNBUFFERED": "1", **given}
+        self._inherited = speed_variables(
+            {name: text for name, text in own.items() if name not in given}
+        )
         self._channel.send({
             "command": "start",
             "argv": list(order.argv),
@@ -127,6 +136,8 @@ class KeeperProcess:
         for message in messages:
             if message["event"] == "keeper":
                 self._pid = message["pid"]
+            elif message["event"] == "started":
+                message["environment"] = self._inherited
             self._over = self._over or message["event"] in ("ended", "refused", "gone")
         if not self._channel.is_open and not self._over:
             self._over = True

@@ -164,6 +164,8 @@ class ProgramAttempt:
                     message["hostname"],
                     tuple(message["gpus"]),
                 )
+                if node.number == 0 and "environment" in message:
+                    self._trial.note_environment(message["environment"])
                 self._announce_start()
             case "lines":
                 self._read(node, message, now_s)

@@ -10,6 +10,7 @@ computed in a step is compared with the config:
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class SeenStep:
     """seconds that it waited for data"""
     skipped: bool
     """whether a gradient scaler left the weights as they were"""
+    evaluation_s: float
+    """seconds in calls of modules without gradients"""
+    checkpoint_s: float
+    """seconds in which it saved"""
 
 
 VARYING = 3
@@ -174,6 +179,17 @@ class ProgramProbe:
         return tuple(self._options.get(str(self.facts.get("program")), ((), ()))[1])
 
     @property
+    def own_files(self) -> dict[str, str]:
+        """The user's files that the program runs, by their contents, without those that it
+        writes."""
+        folder = os.path.dirname(str(self.facts.get("program", "")))
+        return {
+            name: contents
+            for name, contents in (self.facts.get("files") or {}).items()
+            if os.path.join(folder, name) not in self.files
+        }
+
+    @property
     def typical(self) -> SeenStep | None:
         """A step that computes what most steps do."""
         steps = [step for step in self.steps if step.micro_batches or step.sequences]
@@ -263,6 +279,13 @@ class ProgramProbe:
         )
 
     @property
+    def is_packed(self) -> bool:
+        """Whether its steps have the config's tokens, in sequences of any length; also where each
+        rank has a part of every sequence."""
+        step = self.typical
+        return step is not None and (self._agrees_in_tokens(step) or self._request.config.cp > 1)
+
+    @property
     def _varies(self) -> bool:
         """Whether there are as many micro-batches as the config says, of sizes that differ."""
         is_counted = all(
@@ -279,10 +302,12 @@ class ProgramProbe:
     def _agrees_in_sequences(self, step: SeenStep) -> bool:
         return any(abs(count - self._share) < 1e-6 * self._share for count in step.sequences)
 
-    def _agrees(self, step: SeenStep) -> bool:
+    def _agrees_in_tokens(self, step: SeenStep) -> bool:
         expected = self._share * self._request.workload.seq_len
-        is_same = step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
-        return is_same or self._agrees_in_sequences(step)
+        return step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
+
+    def _agrees(self, step: SeenStep) -> bool:
+        return self._agrees_in_tokens(step) or self._agrees_in_sequences(step)
 
 
 def _counts(steps: Iterable[SeenStep]) -> list[int]:
@@ -300,7 +325,13 @@ def _step(told: Mapping[str, Any]) -> SeenStep:
         backwards=int(told["backwards"]),
         wait_s=float(told["wait_s"]),
         skipped=bool(told["skipped"]),
+        evaluation_s=_seconds(told, "evaluation"),
+        checkpoint_s=_seconds(told, "checkpoint"),
     )
+
+
+def _seconds(told: Mapping[str, Any], phase: str) -> float:
+    return float((told.get("phases") or {}).get(phase, (0.0,))[0])
 
 
 def _numbered(count: int, what: str, plural: str) -> str:

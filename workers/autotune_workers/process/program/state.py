@@ -36,6 +36,7 @@ from autotune_workers.process.program.evidence import (
     rank_behind,
     went_on,
 )
+from autotune_workers.process.program.limits import limits
 from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
 from autotune_workers.process.program.probe import SETTLED, ProgramProbe
 from autotune_workers.process.program.second_witness import SecondWitness
@@ -74,6 +75,7 @@ class ProgramTrial:
         self._heard_s = now_s
         self._left_out = LeftOut()
         self._setup_s = 0.0
+        self._environment: dict[str, str] | None = None
         self._steps: list[LoggedStep] = []
         """those that count"""
         self._peaks: list[float] = []
@@ -87,6 +89,10 @@ class ProgramTrial:
     def hold(self, now_s: float) -> None:
         """The time until now does not count: the program had no place yet."""
         self._launched_s = self._progress_s = self._heard_s = now_s
+
+    def note_environment(self, variables: Mapping[str, str]) -> None:
+        """Variables that the program inherits and that may change its speed."""
+        self._environment = dict(variables)
 
     def hear_output(self, left_out: LeftOut, now_s: float) -> None:
         """Some output of a node has come, lines or not; what was left out before it."""
@@ -433,6 +439,7 @@ class ProgramTrial:
             fills_by_tokens=probe.fills_by_tokens,
             lengths_vary=probe.lengths_vary,
             unevenness=probe.unevenness(),
+            remarks=self._limits(),
             disagreement="" if self.request.as_it_is or self._ran_out() else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
@@ -488,6 +495,13 @@ class ProgramTrial:
         seen = [end.peak_bytes if is_cpu else end.gpu_peak_bytes for end in ends]
         return float(max(filter(None, seen), default=0)) or None
 
+    def _limits(self) -> tuple[str, ...]:
+        """What limits the meaning of its figures, where the probe's steps count."""
+        asked = self.request
+        if self._counts != "probe" or asked.as_it_is:
+            return ()
+        return limits(self._probe, asked.workload, warmup_steps=asked.measure.warmup_steps)
+
     def _measured(self, ends: Sequence[NodeEnd]) -> Measurement | None:
         """What was seen after warm-up."""
         warmup, workload, config = (
@@ -502,6 +516,9 @@ class ProgramTrial:
         evidence = self._evidence.evidence(step_times_s=times_s)
         return Measurement(
             versions=dict(self._probe.facts.get("versions") or {}),
+            files=self._probe.own_files,
+            environment=self._environment,
+            remarks=self._limits(),
             evidence=evidence.shortened().to_dict() if evidence is not None else {},
             step_times_s=times_s,
             losses=as_series(step.loss for step in steps),

@@ -1,0 +1,96 @@
+"""Which files of the user's this process runs, by their contents: Python files that it has imported
+and that are of no library, and files that its command and its launchers' commands name.
+
+A file of more than `MOST_BYTES`, such as data, is told by its size and the time of its last change.
+What was written for this trial, and the program itself (`model_facts.script_version`), are left
+out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+
+MOST_FILES, MOST_BYTES = 512, 1 << 20
+MOST_PARENTS = 8
+_LIBRARIES = (
+    os.path.dirname(os.__file__),
+    "site-packages",
+    "dist-packages",
+    os.path.dirname(os.path.abspath(__file__)),
+)
+_PROBE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def is_library(path: str) -> bool:
+    """Whether a file of Python is a library's, not the program's own."""
+    return path.startswith("<") or any(part in path for part in _LIBRARIES)
+
+
+def own_files(program: str) -> dict[str, str]:
+    """By path, relative to the folder of the program where they lie in it."""
+    folder, trial = os.path.dirname(program), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
+    launch = os.path.dirname(trial) + os.sep if trial else ""
+    found: dict[str, str] = {}
+    for path in dict.fromkeys((*_imported(), *_named())):
+        is_ours = path == program or path.startswith(_PROBE) or (launch and path.startswith(launch))
+        if is_ours or len(found) >= MOST_FILES or not (contents := _identity(path)):
+            continue
+        below = path.startswith(folder + os.sep)
+        found[os.path.relpath(path, folder) if below else path] = contents
+    return found
+
+
+def _imported() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py") and not is_library(path):
+            yield os.path.abspath(path)
+
+
+def _named() -> Iterator[str]:
+    """Files in the words of this process's command and of those that launched it, without the
+    programs that they run."""
+    for pid in _launch():
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                words = file.read().split("\0")[1:]
+            where = os.readlink(f"/proc/{pid}/cwd")
+        except OSError:  # it has ended, or is another user's
+            continue
+        for word in words:
+            for text in (word, word.partition("=")[2]):
+                path = os.path.abspath(os.path.join(where, text))
+                if text and os.path.isfile(path) and not _is_installed(path):
+                    yield path
+
+
+def _launch() -> Iterator[int]:
+    """This process and those above it that belong to the launch."""
+    root, pid = os.environ.get("AUTOTUNE_PROBE_ROOT", ""), os.getpid()
+    for _ in range(MOST_PARENTS):
+        if pid <= 1 or str(pid) == root:
+            return
+        yield pid
+        try:
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return
+
+
+def _is_installed(path: str) -> bool:
+    return is_library(path) or os.path.dirname(path) == os.path.dirname(sys.executable)
+
+
+def _identity(path: str) -> str:
+    try:
+        known = os.stat(path)
+        if known.st_size > MOST_BYTES:
+            return f"{known.st_size} bytes of {known.st_mtime:.0f}"
+        with open(path, "rb") as content:
+            return hashlib.sha256(content.read()).hexdigest()[:12]
+    except OSError:
+        return ""

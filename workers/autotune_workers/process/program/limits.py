@@ -1,0 +1,84 @@
+"""What limits the meaning of a program's figures, in words with the values: sequences of other
+lengths than the spec's, batches that a number of sequences does not tell, and work between
+optimizer steps that trains nothing.
+
+    share of other work    sum over steps with such work of (time - median time of the steps without it), by the time of all steps; what
+                           was seen of it where every step has some. So loading the data of an evaluation counts, and waiting for its loss
+    evaluation             calls of a module without gradients in some steps; where every step has one it may be a teacher or a policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import mean, median
+
+from autotune.spec import Workload
+from autotune_workers.process.program.probe import SETTLED, TOKENS_SLACK, ProgramProbe, SeenStep
+
+OTHER_WORK = 0.03
+"""share of the step time from which on other work is told"""
+NOTICED = 0.01
+"""share of a step's time that other work must take to count"""
+GROWING = 0.9
+"""share of the steps whose sequences are no shorter than those of the step before, from which on
+they grow"""
+_LENGTHS = "speed and peak memory belong to these lengths, and tokens/s counts seq_len for each sequence. Fix the length in trials, or set workload.seq_len"
+_BY_TOKENS = "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, not the tokens actually trained; check that the batch options in trainer.argv or files match the spec"
+
+
+def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tuple[str, ...]:
+    """All of them."""
+    found = (
+        _of_lengths(probe, workload) if workload.rl is None else "",
+        _BY_TOKENS if probe.fills_by_tokens else "",
+        probe.unevenness(),
+        *(_of_other_work(probe.steps[warmup_steps:]) if workload.rl is None else ()),
+    )
+    return tuple(filter(None, found))
+
+
+def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
+    lengths, expected = probe.lengths, workload.seq_len
+    if not lengths:
+        return ""
+    spec = f"the spec has seq_len={expected}"
+    if probe.lengths_vary:
+        longer = sum(after >= before for before, after in pairwise(lengths))
+        if len(lengths) > SETTLED and longer >= GROWING * (len(lengths) - 1):
+            seen = f"sequences grew from {lengths[0]:.0f} to {lengths[-1]:.0f} tokens over {len(lengths)} steps"
+        else:
+            seen = f"sequences differ in length from step to step, {min(lengths):.0f} to {max(lengths):.0f} tokens ({mean(lengths):.0f} tokens on average)"
+        return f"{seen}, and {spec}; {_LENGTHS}"
+    usual = median(lengths)
+    slack = max(1.0, TOKENS_SLACK * expected)
+    if (
+        probe.is_packed
+        or abs(usual - expected) <= slack
+        or (usual > expected and usual % expected == 0)
+    ):
+        return ""
+    return f"sequences have {usual:.0f} tokens, but {spec}; {_LENGTHS}"
+
+
+def _of_other_work(steps: Sequence[SeenStep]) -> Iterator[str]:
+    """Of evaluating, and of saving."""
+    for what, times_s, may_train in (
+        ("evaluation (forward passes without gradients)", [s.evaluation_s for s in steps], True),
+        ("saving checkpoints", [s.checkpoint_s for s in steps], False),
+    ):
+        has = [t > NOTICED * s.time_s for t, s in zip(times_s, steps, strict=True)]
+        if not any(has) or (all(has) and may_train):
+            continue
+        usual_s = median([s.time_s for s, it in zip(steps, has, strict=True) if not it] or [0.0])
+        more_s = [
+            max(seen_s, s.time_s - usual_s) if usual_s else seen_s
+            for seen_s, s, it in zip(times_s, steps, has, strict=True)
+            if it
+        ]
+        share = sum(more_s) / sum(s.time_s for s in steps)
+        if share >= OTHER_WORK:
+            yield (
+                f"{what} takes {share:.0%} of the step time, in {sum(has)} of {len(steps)} steps; it counts in tokens/s and makes configs look more alike. "
+                "Switch it off in trials, or do it less often"
+            )
