@@ -154,6 +154,7 @@ def answer_lines(
     study, best = document["study"], document["best"]
     missing = _unmeasured_baseline(document)
     lines: list[tuple[str, str]] = []
+    limits = best["measurement"].get("remarks") or () if best else ()
     if best:
         won = Trial.from_dict(dict(best))
         baseline = Trial.from_dict(dict(document["baseline"])) if document.get("baseline") else None
@@ -166,6 +167,7 @@ def answer_lines(
         if document.get("tied_with"):
             lines.append(("tied", tied_line(document, trials)))
         lines.append(("stability", _beside_baseline(won, baseline, missing)))
+        lines += [("limits", remark) for remark in limits]
     failures = Counter(
         str(t.failure.kind) if t.failure else "ERROR"
         for t in trials
@@ -174,7 +176,10 @@ def answer_lines(
     if failures:
         kinds = ", ".join(f"{n} {kind}" for kind, n in failures.items())
         lines.append(("failed", f"{kinds} (`autotune logs {study['id']} TRIAL` shows one)"))
-    notes = [note for note in document.get("notes") or () if why_unmeasured(missing) not in note]
+    known = (why_unmeasured(missing), *limits)
+    notes = [
+        note for note in document.get("notes") or () if not any(text in note for text in known)
+    ]
     if notes:
         more = f" (+{len(notes) - 1} more: --verbose)" if len(notes) > 1 else ""
         lines.append(("note", f"{notes[0]}{more}"))

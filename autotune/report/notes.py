@@ -12,7 +12,7 @@ for some. For the terminal and the study's page.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,21 @@ def note_of(trial: Trial) -> str:
     if (seen := trial.measurement) is None:
         return trial.reason
     heat = _throttling(seen) if seen.is_throttled else ""
-    return "; ".join(filter(None, (heat, *seen.remarks, trial.reason)))
+    return "; ".join(filter(None, (heat, *gists(seen.remarks), trial.reason)))
+
+
+def gists(remarks: Iterable[str]) -> list[str]:
+    """What was seen, of each remark on a measurement, without what follows of it."""
+    return [remark.partition("; ")[0] for remark in remarks]
 
 
 def ranked_note(trial: Mapping[str, Any]) -> str:
     """What a ranking notes of a trial, a plain document with its `note`: first, that it was stopped
-    early."""
+    early; last, what limits the meaning of its figures."""
     is_stopped = trial["status"] == TrialStatus.STOPPED
-    return "; ".join(filter(None, ("stopped early" if is_stopped else "", trial.get("note"))))
+    limits = gists((trial.get("measurement") or {}).get("remarks") or ())
+    said = ("stopped early" if is_stopped else "", trial.get("note"), *limits)
+    return "; ".join(filter(None, said))
 
 
 def brief_note(trial: Trial, *, most: int) -> str:

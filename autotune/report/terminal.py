@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune.report.notes import brief_note, gist_of, notes_of
+from autotune.report.notes import brief_note, gist_of, gists, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
@@ -335,7 +335,8 @@ def measured_cells(trial: Trial) -> list[str]:
 
 def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) -> str:
     """The note of a trial that did not run to its end; of one that did, why it is not the best
-    where it has the higher figure, which its reason says first."""
+    where it has the higher figure, which its reason says first, and what limits the meaning of its
+    figures."""
     if trial.status is not TrialStatus.COMPLETED:
         return brief_note(trial, most=MAX_NOTE) if is_brief else note
     is_above = (
@@ -344,7 +345,10 @@ def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) ->
         and best.measured
         and trial.measured.tokens_per_s > best.measured.tokens_per_s
     )
-    return trial.reason.partition("; ")[0] if is_above else ""
+    above = trial.reason.partition("; ")[0] if is_above else ""
+    limits = gists(trial.measurement.remarks) if trial.measurement else []
+    told = list(filter(None, (above, *limits)))
+    return "; ".join(told[:1] if is_brief else told)
 
 
 def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> FittedTable:

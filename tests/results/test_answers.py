@@ -13,7 +13,7 @@ from autotune import api, registry
 from autotune.cli.study_text import print_study
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
-from autotune.report.notes import note_of
+from autotune.report.notes import note_of, ranked_note
 from autotune.report.page import html_report
 from autotune.results.answers import launch_document, result_from
 from autotune.results.best_known import best_known
@@ -242,15 +242,20 @@ def test_an_edited_module_and_another_variable_while_a_study_ran_are_named(resul
         assert f"{change} before trial {last.number}" in note
 
 
-def test_what_limits_the_figures_is_said_with_them_and_in_exports(result: Result) -> None:
+def test_what_limits_the_figures_is_said_with_them_and_in_exports(
+    result: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert result.best is not None
     assert result.baseline is not None
-    chosen = (result.best.config, result.baseline.config)
+    chosen, grew = (
+        (result.best.config, result.baseline.config),
+        "sequences grew from 8 to 16 tokens",
+    )
 
     def remarked(trial: Trial) -> Trial:
         if trial.measurement is None or trial.config not in chosen:
             return trial
-        remarks, variables = ("sequences grew from 8 to 16 tokens",), {"OMP_NUM_THREADS": "4"}
+        remarks, variables = (f"{grew}; fix the length",), {"OMP_NUM_THREADS": "4"}
         seen = replace(trial.measurement, remarks=remarks, environment=variables)
         return replace(trial, measurement=seen)
 
@@ -259,13 +264,19 @@ def test_what_limits_the_figures_is_said_with_them_and_in_exports(result: Result
     assert found.best is not None
     assert found.baseline is not None
     numbers = sorted({found.best.number, found.baseline.number})
-    (note,) = (note for note in found.notes if "sequences grew" in note)
+    (note,) = (note for note in found.notes if grew in note)
     assert all(str(number) in note for number in numbers)
-    assert note_of(found.best).startswith("sequences grew from 8 to 16 tokens")
+    assert note_of(found.best).startswith(f"{grew}; ")
+    assert "fix the length" not in note_of(found.best)
     launch = launch_document(found, "native", {})
-    assert "sequences grew from 8 to 16 tokens" in launch["notes"]
+    assert f"{grew}; fix the length" in launch["notes"]
     assert launch["env"]["OMP_NUM_THREADS"] == "4"
-    assert "sequences grew from 8 to 16 tokens" in html_report(result.record, trials)
+    assert grew in html_report(result.record, trials)
+    document = api.document(found, top=3)
+    print_study(document, [t.to_dict() for t in found.shown])
+    said = capsys.readouterr().out
+    assert f"limits {grew}; fix the length" in " ".join(said.split())
+    assert ranked_note(document["configs"][0]).endswith(grew)
 
 
 def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:
