@@ -21,9 +21,10 @@ of what came of it back into the store.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -190,11 +191,10 @@ class Recheck:
     @property
     def versions(self) -> list[tuple[str, str, str]]:
         """What differs between then and now: name, then, now."""
-        before = [m for c in self.configs for m in c.before if m.versions]
-        now = [m for c in self.configs for m in c.now if m.versions]
-        if not (before and now):
-            return []
-        return differences(*conditions([before[-1], now[-1]]))
+        before = _last_known(chain.from_iterable(c.before for c in self.configs))
+        now = _last_known(chain.from_iterable(c.now for c in self.configs))
+        known = [*before, *now]
+        return differences(*conditions(known)) if len(known) == 2 else []
 
     @property
     def busy(self) -> float:
@@ -446,6 +446,11 @@ def _logs(runs: Sequence[Measurement]) -> Any:
 
 def _speed(runs: Sequence[Measurement]) -> float | None:
     return float(np.exp(np.mean(_logs(runs)))) if runs else None
+
+
+def _last_known(runs: Iterable[Measurement]) -> list[Measurement]:
+    """The last run that knows its versions; empty without one."""
+    return [seen for seen in runs if seen.versions][-1:]
 
 
 SLOWER = 0.03

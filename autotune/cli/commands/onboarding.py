@@ -257,7 +257,7 @@ def _hand_over(
     seen: dict[str, Any] | None = None,
 ) -> None:
     """Writes or prints the draft, and says what to do with it."""
-    problem = _problem(draft, output.parent if output else Path())
+    draft, problem = _checked(draft, output.parent if output else Path())
     if output:
         _write(draft, output, force=force)
     if json:
@@ -288,19 +288,19 @@ def _hand_over(
         note(f"wrote {output}; next: autotune {step} {output}")
 
 
-def _problem(draft: Draft, folder: Path) -> str:
-    """Why the spec cannot be loaded; empty if it can."""
+def _checked(draft: Draft, folder: Path) -> tuple[Draft, str]:
+    """The draft without values that no valid config has, and why the spec cannot be loaded or has no valid config; empty if it can."""
     from autotune import api
+    from autotune.onboarding.valid_values import with_valid_values
     from autotune.schema.files import with_program_files
 
     document = draft.document
     try:
         if isinstance(document["trainer"], dict):
             document["trainer"] = with_program_files(document["trainer"], folder.absolute())
-        api.load_study(document, base=folder)
+        return with_valid_values(draft, api.load_study(document, base=folder)), ""
     except AutotuneError as error:
-        return str(error)
-    return ""
+        return draft, str(error)
 
 
 def _write(draft: Draft, output: Path, *, force: bool) -> None:
