@@ -653,12 +653,15 @@ def test_a_script_is_told_by_its_contents_unless_the_trial_wrote_it(tmp_path: Pa
 def test_evaluating_and_saving_between_steps_are_told_apart_from_training(
     library: str, tmp_path: Path
 ) -> None:
-    seen = watched(python("between_steps.py", f"--save={library}"), cwd=tmp_path)
+    is_grad = ["--grad"] if library == "torch" else []
+    seen = watched(python("between_steps.py", f"--save={library}", *is_grad), cwd=tmp_path)
     assert seen.code == 0, seen.text
     phases = [set(step["phases"]) for step in seen.steps()]
     # what comes after step n counts to step n + 1
     assert [n for n, its in enumerate(phases) if "evaluation" in its] == [2, 4, 6, 8, 10]
     assert [n for n, its in enumerate(phases) if "checkpoint" in its] == [3, 6, 9]
+    assert all("backward" in its for its in phases), "also of `torch.autograd.grad`"
+    assert [step["sequences"] for step in seen.steps()] == [[8]] * 12
     assert not seen.of("trouble")
 
 

@@ -518,6 +518,44 @@ def test_lengths_that_are_not_the_specs_are_told_with_the_measurement(
     assert all(word in said[0] for word in words)
 
 
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (
+            [8, 8, 8, 8, 8, 16, 16, 32],
+            ("grew from 8 to 32 sequences", "the spec has 8", "0.62 times"),
+        ),
+        ([8, 8, 16, 8, 8, 16, 8, 8], ("2 of 8 steps train 16 sequences", "0.80 times")),
+        ([8, 8, 8, 1, 8, 8, 8, 1], ("2 of 8 steps train 1 sequences", "1.28 times", "drop_last")),
+        ([8] * 8, ()),
+    ],
+)
+def test_steps_of_other_batches_are_told_with_the_measurement(
+    counts: list[int], words: tuple[str, ...]
+) -> None:
+    """Accumulation that grows, a step that is left out, the last batch of an epoch."""
+    of = trial()
+    for number, count in enumerate(counts):
+        of.see([report(step(1.0 + number, sequences=[count]))], 1.0 + number)
+    said = of.seen().remarks
+    assert ended(of).measurement.remarks == said
+    assert len(said) == bool(words)
+    assert all(word in said[0] for word in words)
+
+
+def test_a_program_that_takes_too_few_steps_says_how_many_count() -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    for number in range(8):
+        at_s = 1.0 + number
+        of.hear([(at_s + 0.01, f'{{"step": {number}, "loss": 2.0}}')], at_s)
+        if number % 2:
+            of.see([report(step(at_s))], at_s)
+    message = failure_of(ended(of)).message
+    assert "the probe observed 4 steps with a time (3 after warm-up), and 4 are needed" in message
+    assert "the log counts 6 steps, but the probe observed 3 optimizer steps" in message
+
+
 def test_a_part_of_each_sequence_on_a_rank_is_no_other_length() -> None:
     of = trial()
     config = replace(of.request.config, cp=2)

@@ -1,5 +1,5 @@
 """A training that evaluates after every second step, saves in the way that is asked for after every
-third, and feeds longer sequences from step to step where that is asked for."""
+third. It may feed longer sequences from step to step, or compute its gradients by `grad`."""
 
 import argparse
 
@@ -9,6 +9,7 @@ from torch import nn
 parser = argparse.ArgumentParser()
 parser.add_argument("--save", choices=("torch", "safetensors", "distributed"), default="torch")
 parser.add_argument("--grow", action="store_true")
+parser.add_argument("--grad", action="store_true")
 parser.add_argument("--steps", type=int, default=12)
 arguments = parser.parse_args()
 
@@ -32,7 +33,14 @@ for step in range(arguments.steps):
     length = 16 + 4 * step if arguments.grow else 16
     tokens = torch.randint(0, 64, (8, length))
     model.train()
-    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    if arguments.grad:
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            parameter.grad = gradient
+    else:
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     print(f"step {step}", flush=True)

@@ -9,15 +9,16 @@
                    which a call got no gradient, or an optimizer did not end its step. The program may catch it and go on
 
 Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like);
-three methods are wrapped, for which there are none: `torch.autograd.backward`, `GradScaler.step`
-and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles. A
-process that was forked is watched from its first call of a module with parameters, if the one that
+four functions are wrapped, for which there are none: `torch.autograd.backward` and `grad`,
+`GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while
+torch compiles. A process that was forked is watched from its first call of a module with parameters, if the one that
 forked it did not train: workers of loaders call none.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -26,7 +27,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import model_facts, profile
@@ -483,7 +484,7 @@ def _wrap_backward(
     after_pass: Callable[[], object],
     reports: Channel,
 ) -> None:
-    run = torch.autograd.backward
+    run, run_grad = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(run)
     def backward(*args: Any, **kwargs: Any) -> Any:
@@ -500,23 +501,40 @@ def _wrap_backward(
                     seen.graph.read(args[0] if args else kwargs.get("tensors"))
                 except Exception:
                     seen.graph.names = ["unknown"]
-        seen.inside_backward += 1
-        seen.phases.enter(BACKWARD)
-        seen.profile.pass_begins()
         try:
-            return run(*args, **kwargs)
-        except Exception as error:
-            if seen.inside_backward == 1:
-                _tell_memory(reports, error, "a backward pass")
-            raise
+            with _backward_pass(seen, reports):
+                return run(*args, **kwargs)
         finally:
-            seen.phases.leave(BACKWARD)
-            seen.profile.pass_ends()
-            seen.inside_backward -= 1
             if not seen.inside_backward:
                 after_pass()
 
-    torch.autograd.backward = backward
+    @functools.wraps(run_grad)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        """A part of a pass, as for a penalty, or a program's own one: only its time is told."""
+        if compiling() or seen.off or threading.get_ident() != seen.thread:
+            return run_grad(*args, **kwargs)
+        with _backward_pass(seen, reports):
+            return run_grad(*args, **kwargs)
+
+    torch.autograd.backward, torch.autograd.grad = backward, grad
+
+
+@contextlib.contextmanager
+def _backward_pass(seen: Seen, reports: Channel) -> Iterator[None]:
+    """What runs in it computes gradients."""
+    seen.inside_backward += 1
+    seen.phases.enter(BACKWARD)
+    seen.profile.pass_begins()
+    try:
+        yield
+    except Exception as error:
+        if seen.inside_backward == 1:
+            _tell_memory(reports, error, "a backward pass")
+        raise
+    finally:
+        seen.phases.leave(BACKWARD)
+        seen.profile.pass_ends()
+        seen.inside_backward -= 1
 
 
 def _wrap_loaders(torch: Any, seen: Seen) -> None:

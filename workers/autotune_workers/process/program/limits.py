@@ -1,6 +1,6 @@
 """What limits the meaning of a program's figures, in words with the values: sequences of other
-lengths than the spec's, batches that a number of sequences does not tell, and work between
-optimizer steps that trains nothing.
+lengths than the spec's, steps of other batches, and work between optimizer steps that trains
+nothing.
 
     share of other work    sum over steps with such work of (time - median time of the steps without it), by the time of all steps; what
                            was seen of it where every step has some. So loading the data of an evaluation counts, and waiting for its loss
@@ -20,9 +20,10 @@ OTHER_WORK = 0.03
 """share of the step time from which on other work is told"""
 NOTICED = 0.01
 """share of a step's time that other work must take to count"""
+OTHER_BATCH = 0.03
+"""relative difference between the mean batch and the spec's, from which on it is told"""
 GROWING = 0.9
-"""share of the steps whose sequences are no shorter than those of the step before, from which on
-they grow"""
+"""share of the steps that are no smaller than the step before, from which on they grow"""
 _LENGTHS = "speed and peak memory belong to these lengths, and tokens/s counts seq_len for each sequence. Fix the length in trials, or set workload.seq_len"
 _BY_TOKENS = "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, not the tokens actually trained; check that the batch options in trainer.argv or files match the spec"
 
@@ -31,7 +32,7 @@ def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tup
     """All of them."""
     found = (
         _of_lengths(probe, workload) if workload.rl is None else "",
-        _BY_TOKENS if probe.fills_by_tokens else "",
+        _BY_TOKENS if probe.fills_by_tokens else _of_batches(probe),
         probe.unevenness(),
         *(_of_other_work(probe.steps[warmup_steps:]) if workload.rl is None else ()),
     )
@@ -44,8 +45,7 @@ def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
         return ""
     spec = f"the spec has seq_len={expected}"
     if probe.lengths_vary:
-        longer = sum(after >= before for before, after in pairwise(lengths))
-        if len(lengths) > SETTLED and longer >= GROWING * (len(lengths) - 1):
+        if _grow(lengths):
             seen = f"sequences grew from {lengths[0]:.0f} to {lengths[-1]:.0f} tokens over {len(lengths)} steps"
         else:
             seen = f"sequences differ in length from step to step, {min(lengths):.0f} to {max(lengths):.0f} tokens ({mean(lengths):.0f} tokens on average)"
@@ -59,6 +59,34 @@ def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
     ):
         return ""
     return f"sequences have {usual:.0f} tokens, but {spec}; {_LENGTHS}"
+
+
+def _of_batches(probe: ProgramProbe) -> str:
+    """As where accumulation grows, a step is left out, or the last batch of an epoch is short."""
+    share = probe.share
+    counts = [
+        share if probe.agrees(step) else step.sequences[0] for step in probe.steps if step.sequences
+    ]
+    others = [count for count in counts if count != share]
+    if not others or abs(mean(counts) / share - 1) < OTHER_BATCH:
+        return ""
+    if _grow(counts):
+        seen = f"the batch grew from {counts[0]:g} to {counts[-1]:g} sequences per step and rank over {len(counts)} steps"
+    else:
+        extent = " to ".join(f"{count:g}" for count in sorted({min(others), max(others)}))
+        seen = f"{len(others)} of {len(counts)} steps train {extent} sequences on a rank"
+    return (
+        f"{seen}, but the spec has {share:g}; tokens/s counts the spec's batch for each step, {share / mean(counts):.2f} times what was trained. "
+        "Fix the batch in trials; an epoch's last, short batch is left out with drop_last=True"
+    )
+
+
+def _grow(values: Sequence[float]) -> bool:
+    """Whether these values of steps grow, but for some."""
+    rising = sum(after >= before for before, after in pairwise(values))
+    return (
+        len(values) > SETTLED and values[-1] > values[0] and rising >= GROWING * (len(values) - 1)
+    )
 
 
 def _of_other_work(steps: Sequence[SeenStep]) -> Iterator[str]:

@@ -216,7 +216,7 @@ class ProgramProbe:
             return ""
         same_data = config.tp * config.pp * config.cp
         seen = _numbered(step.micro_batches, "micro-batch", "es")
-        if step.sequences and not (self._agrees(step) or self._varies):
+        if step.sequences and not (self.agrees(step) or self._varies):
             each = (
                 step.sequences[0] / step.micro_batches if step.micro_batches else step.sequences[0]
             )
@@ -245,7 +245,7 @@ class ProgramProbe:
         """Whether steps have other numbers of sequences than the config, each another one:
         micro-batches are probably filled up to a token limit."""
         step = self.typical
-        return step is not None and bool(step.sequences) and self._varies and not self._agrees(step)
+        return step is not None and bool(step.sequences) and self._varies and not self.agrees(step)
 
     def unevenness(self) -> str:
         """How many sequences another rank trains on, in words, where these are other ones than
@@ -294,19 +294,20 @@ class ProgramProbe:
         return is_counted and len({step.sequences for step in self.steps}) >= VARYING
 
     @property
-    def _share(self) -> float:
+    def share(self) -> float:
         """Sequences that one process trains in a step of the config."""
         config = self._request.config
         return config.global_batch_size * config.tp * config.pp * config.cp / self.processes
 
     def _agrees_in_sequences(self, step: SeenStep) -> bool:
-        return any(abs(count - self._share) < 1e-6 * self._share for count in step.sequences)
+        return any(abs(count - self.share) < 1e-6 * self.share for count in step.sequences)
 
     def _agrees_in_tokens(self, step: SeenStep) -> bool:
-        expected = self._share * self._request.workload.seq_len
+        expected = self.share * self._request.workload.seq_len
         return step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
 
-    def _agrees(self, step: SeenStep) -> bool:
+    def agrees(self, step: SeenStep) -> bool:
+        """Whether a step trains the sequences or the tokens of the config."""
         return self._agrees_in_tokens(step) or self._agrees_in_sequences(step)
 
 

@@ -400,7 +400,11 @@ class ProgramTrial:
         if counted >= least:
             return None
         count = {0: "no step", 1: "1 step"}.get(done, f"{done} steps")
-        law = f"the program ended successfully, but the log has {count} with a time, and {least} are needed after warm-up"
+        whose = "the probe observed" if self._counts == "probe" else "the log has"
+        told = f" ({counted} after warm-up)" if done else ""
+        law = f"the program ended successfully, but {whose} {count} with a time{told}, and {least} are needed after warm-up"
+        if differs := self._witness.difference():
+            law += f"; {differs}"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
             law += f"; the lines of all {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
         else:
