@@ -6,6 +6,7 @@
     ray/         rank pools on a Ray cluster: connection, placement, actors, adoption
     training/    the native training loop: model, parallelism, step, measurement
     calibrate.py    measures this machine for the cost model
+    speed_variables.py    environment variables that may change the speed
     launch.py       trains an exported config outside any study, under torchrun
     text/           the text that trials train on when no data is given
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autotune_workers.process.program.environment import speed_variables
 from autotune_workers.runners.local import LocalRunner
+from autotune_workers.speed_variables import speed_variables
 from tests.workers.process.test_program_runner import options, request
 from tests.workers.requests import measurement_of, one
+from tests.workers.requests import request as native_request
 
 FAST = {
     "OMP_NUM_THREADS": "4",
@@ -49,3 +50,16 @@ def test_a_measurement_has_those_that_the_spec_does_not_set(
         (name, FAST[name]) for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
     }
     assert "NCCL_ALGO" not in seen.environment
+
+
+@pytest.mark.alone
+def test_a_native_measurement_has_them_without_those_that_autotune_sets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "NCCL_ALGO"):
+        monkeypatch.setenv(name, FAST[name])
+    with LocalRunner(max_ranks=1, device="cpu") as runner:
+        seen = measurement_of(one(runner, native_request(dp=1)))
+    assert seen.environment is not None
+    assert seen.environment["NCCL_ALGO"] == "Ring"
+    assert not {"OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"} & seen.environment.keys()

@@ -11,6 +11,7 @@ batch, the gradient norm is global, both before the update.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from autotune.stopping import trial_decision
 from autotune_workers.gang.failure_kind import divergence, root_cause
 from autotune_workers.probe.injected.profile import Profile
 from autotune_workers.probe.injected.versions import versions
+from autotune_workers.speed_variables import SET_FOR_RANKS, speed_variables
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
 from autotune_workers.training.measuring.measure import (
     MeanPower,
@@ -326,6 +328,11 @@ class _Attempt:
             skipped_steps=sum(s.skipped for s in counted),
             setup_s=self._setup_s,
             versions={"autotune": __version__, **versions(torch)},
+            environment={
+                name: text
+                for name, text in speed_variables(os.environ).items()
+                if name not in SET_FOR_RANKS
+            },
             flops_per_token=None
             if workload.rl is not None
             or (workload.model.code is not None and workload.model.code.guessed)

@@ -20,7 +20,9 @@ _LIBRARIES = (
     "site-packages",
     "dist-packages",
     os.path.dirname(os.path.abspath(__file__)),
+    os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torchinductor_",
 )
+"""parts of the paths of their files; what torch's compiler writes is no program's own"""
 _PROBE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 

@@ -23,12 +23,9 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.probe.probe_folder import put_back_abandoned
 from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
-from autotune_workers.process.program.environment import (
-    program_environment,
-    program_user,
-    speed_variables,
-)
+from autotune_workers.process.program.environment import program_environment, program_user
 from autotune_workers.process.program.places import ProgramOrder
+from autotune_workers.speed_variables import speed_variables
 
 LOST = "the program's keeper was lost"
 
