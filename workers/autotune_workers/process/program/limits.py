@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 from autotune.spec import Workload
+from autotune_workers.process.program.log import LoggedStep
 from autotune_workers.process.program.probe import SETTLED, TOKENS_SLACK, ProgramProbe, SeenStep
 
 OTHER_WORK = 0.03
@@ -22,6 +23,8 @@ NOTICED = 0.01
 """share of a step's time that other work must take to count"""
 OTHER_BATCH = 0.03
 """relative difference between the mean batch and the spec's, from which on it is told"""
+LOGGED_GROWTH = 1.25
+"""growth of a step's tokens by printed rates, from which on it is told"""
 GROWING = 0.9
 """share of the steps that are no smaller than the step before, from which on they grow"""
 _LENGTHS = "speed and peak memory belong to these lengths, and tokens/s counts seq_len for each sequence. Fix the length in trials, or set workload.seq_len"
@@ -29,7 +32,7 @@ _BY_TOKENS = "the number of sequences differs from step to step, as with micro-b
 
 
 def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tuple[str, ...]:
-    """All of them."""
+    """All of them, of a program that the probe sees."""
     found = (
         _of_lengths(probe, workload) if workload.rl is None else "",
         _BY_TOKENS if probe.fills_by_tokens else _of_batches(probe),
@@ -37,6 +40,19 @@ def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tup
         *(_of_other_work(probe.steps[warmup_steps:]) if workload.rl is None else ()),
     )
     return tuple(filter(None, found))
+
+
+def logged_limits(steps: Sequence[LoggedStep], expected: int) -> tuple[str, ...]:
+    """That the tokens of a step grow, of a program that only its log shows. `expected`: what the
+    spec says of a step. Rates are often means over several steps, so other differences tell
+    nothing."""
+    tokens = [step.tokens for step in steps if step.tokens is not None]
+    if len(tokens) < len(steps) or not _grow(tokens) or tokens[-1] < LOGGED_GROWTH * tokens[0]:
+        return ()
+    seen = f"a step grew from {tokens[0]:,.0f} to {tokens[-1]:,.0f} tokens over {len(tokens)} steps"
+    why = "by the times and rates in the log, unless its rates are means since the start"
+    so = "speed and peak memory belong to these steps. Fix the sequence length and the batch in trials"
+    return (f"{seen}, {why}, and the spec has {expected:,}; {so}",)
 
 
 def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:

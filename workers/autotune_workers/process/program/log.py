@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from autotune.ports import TrialRequest
@@ -124,6 +124,8 @@ class LoggedStep:
     """its number in the log, where it has one"""
     together: int = 1
     """steps that arrived at once with it, whose mean its time is"""
+    tokens: float | None = None
+    """that it trained by the rate and the time of its line; None where the log does not say both"""
 
 
 def as_series(values: Iterable[float | None]) -> tuple[float, ...]:
@@ -189,7 +191,9 @@ class ProgramLog:
         if self._numbers and self._held.step is None and self._said_of_parts.step is None:
             return []  # another row of the same step: its rate on one rank, or of validation
         source = "rate" if metrics.step_time_s is None else "log"
-        return self._end_part(self._take_held(), time_s, source, metrics.resolution_s, arrived_s)
+        ended = self._end_part(self._take_held(), time_s, source, metrics.resolution_s, arrived_s)
+        tokens = metrics.tokens_of(num_ranks=self._ranks)
+        return [replace(step, tokens=tokens) for step in ended] if self._per_step == 1 else ended
 
     @property
     def _per_step(self) -> int:

@@ -36,7 +36,7 @@ from autotune_workers.process.program.evidence import (
     rank_behind,
     went_on,
 )
-from autotune_workers.process.program.limits import limits
+from autotune_workers.process.program.limits import limits, logged_limits
 from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
 from autotune_workers.process.program.probe import SETTLED, ProgramProbe
 from autotune_workers.process.program.second_witness import SecondWitness
@@ -500,11 +500,13 @@ class ProgramTrial:
         return float(max(filter(None, seen), default=0)) or None
 
     def _limits(self) -> tuple[str, ...]:
-        """What limits the meaning of its figures, where the probe's steps count."""
+        """What limits the meaning of its figures, by whose steps count."""
         asked = self.request
-        if self._counts != "probe" or asked.as_it_is:
+        if asked.as_it_is:
             return ()
-        return limits(self._probe, asked.workload, warmup_steps=asked.measure.warmup_steps)
+        if self._counts == "probe":
+            return limits(self._probe, asked.workload, warmup_steps=asked.measure.warmup_steps)
+        return logged_limits(self._steps, asked.config.global_batch_size * asked.workload.seq_len)
 
     def _measured(self, ends: Sequence[NodeEnd]) -> Measurement | None:
         """What was seen after warm-up."""
