@@ -506,6 +506,8 @@ class ProgramTrial:
             return ()
         if self._counts == "probe":
             return limits(self._probe, asked.workload, warmup_steps=asked.measure.warmup_steps)
+        if asked.workload.rl is not None:  # responses have any length
+            return ()
         return logged_limits(self._steps, asked.config.global_batch_size * asked.workload.seq_len)
 
     def _measured(self, ends: Sequence[NodeEnd]) -> Measurement | None:
