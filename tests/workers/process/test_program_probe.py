@@ -480,6 +480,12 @@ def see_work(of: ProgramTrial, *steps: tuple[float, dict[str, float]]) -> None:
         ),
         ([(0.4, {"checkpoint": 0.1})] * 8, ("saving checkpoints takes 25%", "8 of 8")),
         ([(0.4, {"evaluation": 0.1})] * 8, ()),  # a teacher
+        ([(0.6, {"evaluation": 0.007}), (0.4, {"evaluation": 0.001})] * 4, ()),  # a small one
+        # one that is slow by chance is no evaluation that takes so long
+        (
+            [(0.4, {}), (0.5, {}), (0.3, {"checkpoint": 0.004}), (0.5, {"checkpoint": 0.006})] * 2,
+            (),
+        ),
         ([(0.4, {}), (0.402, {"evaluation": 0.002})] * 4, ()),
         ([(0.4, {})] * 8, ()),
     ],

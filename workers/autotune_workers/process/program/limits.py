@@ -2,8 +2,8 @@
 lengths than the spec's, steps of other batches, and work between optimizer steps that trains
 nothing.
 
-    share of other work    sum over steps with such work of (time - median time of the steps without it), by the time of all steps; what
-                           was seen of it where every step has some. So loading the data of an evaluation counts, and waiting for its loss
+    share of other work    what was seen of it, or by how much the steps with it are longer than the median of those without it, whichever is more, by
+                           the time of all steps. So loading the data of an evaluation counts, and waiting for its loss
     evaluation             calls of a module without gradients in some steps; where every step has one it may be a teacher or a policy
 """
 
@@ -112,15 +112,12 @@ def _of_other_work(steps: Sequence[SeenStep]) -> Iterator[str]:
         ("saving checkpoints", [s.checkpoint_s for s in steps], False),
     ):
         has = [t > NOTICED * s.time_s for t, s in zip(times_s, steps, strict=True)]
-        if not any(has) or (all(has) and may_train):
+        if not any(has) or (all(times_s) and may_train):
             continue
-        usual_s = median([s.time_s for s, it in zip(steps, has, strict=True) if not it] or [0.0])
-        more_s = [
-            max(seen_s, s.time_s - usual_s) if usual_s else seen_s
-            for seen_s, s, it in zip(times_s, steps, has, strict=True)
-            if it
-        ]
-        share = sum(more_s) / sum(s.time_s for s in steps)
+        without = [s.time_s for s, it in zip(steps, has, strict=True) if not it]
+        of_these = [s.time_s for s, it in zip(steps, has, strict=True) if it]
+        more_s = sum(of_these) - len(of_these) * median(without) if without else 0.0
+        share = max(sum(times_s), more_s) / sum(s.time_s for s in steps)
         if share >= OTHER_WORK:
             yield (
                 f"{what} takes {share:.0%} of the step time, in {sum(has)} of {len(steps)} steps; it counts in tokens/s and makes configs look more alike. "
