@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.detect import cuda_devices, gpu_of, memory_bytes
-from autotune.onboarding.first_spec import SHELL_SCRIPTS
-from autotune.onboarding.launch.launch_script import Started
+from autotune.onboarding.launch.launch_script import SHELL_SCRIPTS, Started
 from autotune.settings import settings
 from autotune.slurm.allocation import number
 from autotune.spec import ClusterSpec
@@ -37,7 +36,7 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
     of torchrun."""
     words = tuple(command)
     script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]
-    if Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
+    if words[-1] == script and Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
         return Path(script)
     for tasks, nodes in _TASKS:
         count, on = number(environment, tasks), max(1, number(environment, nodes))

@@ -35,7 +35,13 @@ from autotune.onboarding.configuration_files import (
 from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.launch.given_options import Said, with_said
-from autotune.onboarding.launch.launch_script import Started, started_by, value_of
+from autotune.onboarding.launch.launch_script import (
+    SHELL_SCRIPTS,
+    Started,
+    script_of,
+    started_by,
+    value_of,
+)
 from autotune.onboarding.launch.started_program import SAY_IT, placed, started_draft, where_it_runs
 from autotune.onboarding.post_training_launch import (
     inheriting_trainer,
@@ -133,10 +139,6 @@ def _refuse_elsewhere(started: Started, what: str) -> None:
         )
 
 
-SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
-"""endings of scripts that start programs"""
-
-
 def first_draft(
     path: Path,
     *,
@@ -163,8 +165,11 @@ def command_draft(
     """The draft for a command that is started in the present folder; `said`: as for `first_draft`.
     Raises `SpecError` for one that starts no training that autotune knows."""
     text = shlex.join(words)
-    started = started_by(text)
-    path = Path.cwd() / (Path(started.file).name if started else words[0].rpartition("/")[2])
+    if (script := script_of(words)) is not None:
+        text, path = script
+    else:
+        started = started_by(text)
+        path = Path.cwd() / (Path(started.file).name if started else words[0].rpartition("/")[2])
     draft = text_draft(text, path, model=model, cluster=cluster, folder=folder, said=said)
     if draft is None:
         raise SpecError(

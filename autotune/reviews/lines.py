@@ -84,7 +84,7 @@ def changed_lines(
     given = {argument.name for argument in started.arguments} if started else set()
     for told in changes:
         alone = _holds_options(told, texts, started)
-        change = _as_key(told) if alone else told
+        change = _as_key(told) if alone else _as_given(told, texts, given)
         is_held = change.name.lstrip("-") in held
         among = {
             n: text
@@ -134,6 +134,15 @@ def _holds_options(change: Change, texts: Mapping[str, str], started: Started | 
     )
     alone = started.file_alone if started and is_option else ""
     return [name for name in texts if name.endswith(DOCUMENTS) and alone.endswith(name)]
+
+
+def _as_given(change: Change, texts: Mapping[str, str], given: set[str]) -> Change:
+    """The change by the short name of its option, where a parser declares one and the command has
+    it: `-b 8` for `add_argument("-b", "--batch-size")`."""
+    pair = rf"""["']-(\w)["'],\s*["']{re.escape(change.name)}["']"""
+    declared = (re.search(pair, text) for name, text in texts.items() if name.endswith(".py"))
+    short = next((found[1] for found in declared if found), "")
+    return replace(change, name=f"-{short}") if short and short in given else change
 
 
 def _as_key(change: Change) -> Change:

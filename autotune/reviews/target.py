@@ -30,8 +30,8 @@ from autotune.assets import search_spaces
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import document_of, exported_folder, read_present
 from autotune.onboarding.draft import Draft
-from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
-from autotune.onboarding.launch.launch_script import Started, started_by
+from autotune.onboarding.first_spec import first_draft, text_draft
+from autotune.onboarding.launch.launch_script import SHELL_SCRIPTS, Started, script_of, started_by
 from autotune.onboarding.launch.started_program import SAY_IT, placed, where_it_runs
 from autotune.onboarding.settings.file import holds_settings
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
@@ -113,7 +113,13 @@ def read_target(
     alone, of which there are as many as the launch has ranks. Raises `SpecError` for what is no
     launch."""
     if not isinstance(target, str | Path):
-        return _of_command(shlex.join(target), COMMAND, Path.cwd(), model=model, cluster=cluster)
+        words = shlex.join(target)
+        if (of_script := script_of(target)) is None:
+            return _of_command(words, COMMAND, Path.cwd(), model=model, cluster=cluster)
+        text, file = of_script
+        base = file.absolute().parent
+        found = _of_command(text, file.name, base, model=model, cluster=cluster)
+        return replace(found, texts={COMMAND: words, **found.texts, file.name: _text(file)})
     path = Path(target)
     if (folder := exported_folder(path)).is_dir():
         of_model = "config.json"  # says which model it is, and takes no setting

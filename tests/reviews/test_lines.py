@@ -375,3 +375,19 @@ def test_a_section_takes_the_place_of_a_plain_value() -> None:
     lines = json.dumps({"fsdp_config": "fsdp.json", "x": 1}, indent=2).splitlines()
     assert with_values(lines, {"fsdp_config.version": "2"})
     assert json.loads(text_of(lines)) == {"fsdp_config": {"version": 2}, "x": 1}
+
+
+def test_an_option_that_the_command_has_by_its_short_name_changes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = 'p.add_argument("-b", "--batch-size", type=int, default=512)\np.add_argument("--accum", type=int, default=1)\n'
+    file_with(tmp_path / "train.py", f"import argparse\np = argparse.ArgumentParser()\n{parser}")
+    file_with(tmp_path / "all.sh", 'torchrun --nproc_per_node 8 train.py "$@"\n')
+    monkeypatch.chdir(tmp_path)
+    launch = "torchrun --nproc_per_node 8 train.py -b 512"
+    for command in (launch, "bash all.sh -b 512"):
+        found = review(command.split(), model="gpt2-small", cluster="h100-sxm-1x8", seq_len=1024)
+        changed = [line for line in found.lines if "-b " in line.before]
+        assert [(line.file, line.before) for line in changed] == [("command", command)]
+        assert all("512" not in line.after for line in changed)
+        assert not [line for line in found.lines if '"-b"' in line.before]

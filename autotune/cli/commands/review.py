@@ -114,7 +114,9 @@ def review(
     from autotune.reviews import MOST, WIDTH, lines_of
     from autotune.reviews import review as review_launch
 
-    if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
+    endings = (".yaml", ".yml", ".toml", ".json")
+    of_script = (".sh", *endings) if target[0].endswith(".sh") else ()  # it may have arguments
+    if len(target) > 1 and (target[0].endswith(endings) or target[1].endswith(of_script)):
         raise SpecError(
             f"only one TARGET is allowed, but {target[1]!r} follows {target[0]!r}",
             remedy="put a command after `--`: autotune review -- torchrun train.py ...",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,9 @@ _OF_THE_PLACE = re.compile(
 """variables that say where a job runs, which a trial is given by its launcher"""
 
 
+SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
+"""endings of scripts that start programs"""
+_SHELLS = ("bash", "sh", "zsh", "sbatch")
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed")
 _BY_NAME = frozenset({"conda", "mamba", "micromamba", "pyenv"})
 
@@ -210,6 +214,16 @@ def started_by(text: str) -> Started | None:
         if best is None or worth > best[0]:
             best = worth, found
     return best[1] if best else None
+
+
+def script_of(words: Sequence[str]) -> tuple[str, Path] | None:
+    """(text, path) of the shell script that a command runs, with what the command gives it as its
+    arguments; None for any other command."""
+    behind = words[1:] if words[0].rpartition("/")[2] in _SHELLS else words
+    path = Path(next(iter(behind), ""))
+    if path.suffix not in SHELL_SCRIPTS or not path.is_file():
+        return None
+    return f"set -- {shlex.join(behind[1:])}; {path.read_text(encoding='utf-8-sig')}", path
 
 
 def arguments_of(words: Sequence[str]) -> Iterator[Argument]:

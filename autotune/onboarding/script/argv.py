@@ -214,14 +214,14 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     files = {file.given: file.name for file in (found.template, found.settings) if file}
     in_file = found.settings.words if found.settings else frozenset[str]()
     for argument in found.script.arguments:
-        if in_file.issuperset(argument.values or argument.words):
+        words = tuple(word for word in argument.words if word not in in_file)
+        if not words or in_file.issuperset(argument.values or words):
             continue
         if argument.name in told:
             meaning = by_trial.get(argument.name)
             if meaning and meaning.option.is_positional and meaning.option.given is not None:
                 yield meaning.placeholder
             continue
-        words = tuple(word for word in argument.words if word not in in_file)
         argument = _by_long_name(argument._replace(words=words), found)
         for word in written(argument, found.script.is_read):
             head, sign, value = word.rpartition("=")

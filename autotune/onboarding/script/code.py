@@ -45,7 +45,7 @@ from autotune.onboarding.script.written_arguments import (
     loaded_without_dtype,
     written_adapters,
 )
-from autotune.spec.texts.usual_names import WORDS
+from autotune.spec.texts.usual_names import WORDS, target_of
 
 _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
@@ -69,11 +69,14 @@ _RECOMPUTES = frozenset(
         "enable_gradient_checkpointing",
     }
 )
+_EXECUTORS = ("AutoExecutor", "SlurmExecutor")
+"""submitit's classes"""
 _SHARDS = ("fully_shard", "FSDP", "FullyShardedDataParallel")
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 _GUARDS_NOTHING = re.compile(
     r"__name__ == .*|(torch\.)?cuda\.is_available\(\)|(\w+\.)?device(_type|\.type)? == ['\"]cuda['\"]|use_cuda"
 )
+_OF_DEVICE = re.compile(r"cuda|cpu|device|gpu", re.IGNORECASE)
 _MODEL = re.compile(
     r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?"
 )
@@ -84,6 +87,18 @@ class InCode(NamedTuple):
 
     value: Any
     line: int
+
+
+def _spawns(call: ast.Call) -> bool:
+    """Whether it is torch's `mp.spawn`."""
+    is_given = keywords_of(call).keys() & {"nprocs", "args"}
+    return bool(is_given) and _SPAWN.fullmatch(ast.unparse(call.func)) is not None
+
+
+def _counts_tokens(name: str) -> bool:
+    """Whether a name is that of a number of tokens: `tokens_per_step`, `seq_len`, `T`."""
+    is_rate = re.search("sec|per_s|tokenizer", name) is not None
+    return name == "T" or target_of(name) == "seq_len" or ("tok" in name and not is_rate)
 
 
 _NOTHING = Text.of()
@@ -127,10 +142,8 @@ class Code:
         """How many processes of torch that train together its text starts: `mp.spawn(main,
         nprocs=4)`, or a loop over `Process(target=main)` whose `main` forms their group. 0: as many
         as is computed; None: it starts none."""
-        for call in self.whole.calls():
-            given = keywords_of(call)
-            if given.keys() & {"nprocs", "args"} and _SPAWN.fullmatch(ast.unparse(call.func)):
-                return self._number(given.get("nprocs"))
+        if call := next(filter(_spawns, self.whole.calls()), None):
+            return self._number(keywords_of(call).get("nprocs"))
         forming = {
             each.name for each in self.whole.functions if calls_of(each, "init_process_group")
         }
@@ -143,6 +156,40 @@ class Code:
                 if targets & forming and called_name(loop.iter) == "range":
                     return self._number(loop.iter.args[-1])
         return None
+
+    @cached_property
+    def spawns_if(self) -> frozenset[str]:
+        """Names of the switches under which `mp.spawn` stands: `if args.multiprocessing:`."""
+        tests = (node for node in self.whole.nodes if isinstance(node, ast.If))
+        guards = (
+            node for node in tests if any(_spawns(c) for each in node.body for c in calls_of(each))
+        )
+        return frozenset(last_name(node.test) for node in guards) - {""}
+
+    @cached_property
+    def counts_nodes(self) -> frozenset[str]:
+        """Names of numbers of nodes, which it multiplies by the ranks of a node: `args.world_size =
+        ngpus_per_node * args.world_size`."""
+        products = (each for each in self.whole.assignments if isinstance(each.value, ast.BinOp))
+        found = set()
+        for node in products:
+            parts = {last_name(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
+            is_product = isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Mult)
+            target = last_name(node.targets[0])
+            if is_product and target in parts and any(map(_RANKS.search, parts - {target})):
+                found.add(target)
+        return frozenset(found)
+
+    @cached_property
+    def submits(self) -> bool:
+        """Whether it hands its training to a scheduler by submitit, itself or in a function that it
+        calls."""
+        if self.own.calls(*_EXECUTORS):
+            return True
+        called = {called_name(call) for call in self.own.calls()}
+        return any(
+            each.name in called and calls_of(each, *_EXECUTORS) for each in self.whole.functions
+        )
 
     def _number(self, node: ast.expr | None) -> int:
         """A whole number, also that of a name that is set once; 0 where it is computed."""
@@ -176,6 +223,20 @@ class Code:
         return frozenset(found)
 
     @cached_property
+    def in_tokens(self) -> frozenset[str]:
+        """Names that it divides by a number of tokens: `total_batch_size // (B * T * world_size)`,
+        `batch % (micro_batch * seq_len)`."""
+        found = set()
+        for node in self.whole.nodes:
+            if isinstance(node, ast.BinOp) and isinstance(
+                node.op, ast.FloorDiv | ast.Div | ast.Mod
+            ):
+                names = re.findall(r"\w+", ast.unparse(node.right))
+                if any(map(_counts_tokens, names)):
+                    found.add(last_name(node.left))
+        return frozenset(found)
+
+    @cached_property
     def variables(self) -> dict[str, Any]:
         """The environment variables that it reads, with their defaults: `os.environ.get("NAME",
         "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no default is known."""
@@ -195,21 +256,25 @@ class Code:
 
     @cached_property
     def autocast(self) -> str:
-        """The number format that its calls of autocast, or of a trainer's class, name; of autocast
-        without one CUDA's own, fp16. Empty where they name none or several, or a variable
+        """The number format that its calls of autocast, of FSDP's mixed precision, or of a trainer's
+        class, name; of autocast without one CUDA's own, fp16. Empty where they name none or several, or a variable
         decides."""
         named: set[str] = set()
         for call in self.whole.calls("autocast"):
             given = keywords_of(call)
-            switch = literal_or_none(given["enabled"]) if "enabled" in given else True
+            switch = self._switch(given["enabled"]) if "enabled" in given else True
             words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))
             is_open = "dtype" in given or any(
                 isinstance(arg, ast.Name | ast.Attribute) for arg in call.args
             )
             if words and switch is not False:
                 named |= {"bf16" if word == "bfloat16" else "fp16" for word in words}
-            elif switch is True and not is_open:
+            elif switch is not False and not is_open:
                 named.add("fp16")
+        for call in self.whole.calls("MixedPrecisionPolicy", "MixedPrecision"):
+            given_type = keywords_of(call).get("param_dtype", ast.Constant(value=None))
+            words = re.findall(r"\btorch\.(bfloat16|float16)$", ast.unparse(given_type))
+            named |= {"bf16" if word == "bfloat16" else "fp16" for word in words}
         for call in self.whole.calls(*_TRAINERS):
             word = str(literal_or_none(_precision_of(call)) or "no word").lower()
             named |= {value for value, words in WORDS["precision"].items() if word in words}
@@ -219,15 +284,21 @@ class Code:
     def is_switched(self) -> bool:
         """Whether a call of autocast is on or off by a value that its text does not say
         (`enabled=USE_AMP`); whether there is a GPU is no such value."""
-        sets = self.whole.assignments
-        said = {ast.unparse(node.targets[0]): node.value for node in sets}
-        for call in self.whole.calls("autocast"):
-            if (switch := keywords_of(call).get("enabled")) is not None:
-                text = ast.unparse(switch)
-                is_literal = isinstance(literal_or_none(said.get(text, switch)), bool)
-                if not is_literal and not re.search(r"cuda|cpu|device|gpu", text, re.IGNORECASE):
-                    return True
-        return False
+        switches = (keywords_of(call).get("enabled") for call in self.whole.calls("autocast"))
+        return any(
+            self._switch(each) is None and not _OF_DEVICE.search(ast.unparse(each))
+            for each in switches
+            if each is not None
+        )
+
+    def _switch(self, node: ast.expr) -> bool | None:
+        """Whether a switch is on, also one that is set to the same value wherever it is set; None
+        where that is not known."""
+        named, sets = last_name(node), self.whole.assignments
+        values = [literal_or_none(s.value) for s in sets if named in map(last_name, s.targets)]
+        is_set = bool(named and values) and all(value is values[0] for value in values)
+        found = values[0] if is_set else literal_or_none(node)
+        return found if isinstance(found, bool) else None
 
     @cached_property
     def plain_on_cpu(self) -> int:
@@ -247,12 +318,14 @@ class Code:
 
     @cached_property
     def formats(self) -> frozenset[str]:
-        """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; and
-        what a trainer's class is told by a variable."""
+        """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; that
+        of an autocast which is on or off by a value that its text does not say; and what a
+        trainer's class is told by a variable."""
         told = map(_precision_of, self.body.calls(*_TRAINERS))
         names = {node.attr for node in self.body.nodes if isinstance(node, ast.Attribute)}
         found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
         found |= {"bf16"} if "bfloat16" in names else set()
+        found |= {self.autocast} - {""} if self.is_switched else set()
         return frozenset(found | ({"fp16"} if names & {"float16", "half"} else set()))
 
     @cached_property

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import offloaded_weights, unread_files
 from autotune.onboarding.draft import (
     Draft,
@@ -89,7 +90,14 @@ def script_draft(
     script: Script, place: Place, *, cwd: Path, source: Path, model: str | None = None, folder: Path
 ) -> Draft:
     """The draft for a script; `cwd`: where it runs, `source`: the file that was read, `folder`: of
-    the spec, against which its paths are read."""
+    the spec, against which its paths are read. Raises `SpecError` for a script that only submits
+    the training."""
+    if script.code.submits:
+        raise SpecError(
+            f"{script.name} submits the training to a scheduler with submitit, so a trial would end when its job is queued",
+            remedy="pass the command that each task of the job runs, started with torchrun: autotune init -- torchrun --nproc-per-node=8 train.py ...",
+            field="FILE",
+        )
     script = settled(script, place)
     found = match_options(script, cwd)
     today = LaunchToday(found, place)

@@ -272,16 +272,18 @@ def _meanings(
         has_micro=any(
             is_explicit_micro(each) for each in options if each not in found.of_deepspeed
         ),
-        by_tokens=counts_tokens(options),
         of_fairseq=are_of_fairseq(options),
     )
+    all_by_tokens = counts_tokens(options)
     flags = (option for option in options if option.kind == "flag")
     switch = next((option for option in flags if _AMP.fullmatch(option.last)), None)
     formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.last)), None)
+    ignored = {*_SUPPLIED, *script.code.counts_nodes}
     for option in options:
-        if option is not formats and option.last not in _SUPPLIED:
+        if option is not formats and option.last not in ignored:
             says = _format_of(formats) if option is switch and formats else script.code.autocast
-            yield option, known(option, autocast=says)
+            by_tokens = all_by_tokens or option.last in script.code.in_tokens
+            yield option, known(option, autocast=says, by_tokens=by_tokens)
 
 
 def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -> None:
@@ -571,6 +573,14 @@ class LaunchToday:
         steps = "accumulation_steps"
         return steps in self.found.used and self.found.count(steps) is None
 
+    @property
+    def _batch_of_program(self) -> str | None:
+        """The option that leaves the batch of a step to the program (`--total-batch-size=-1`); None
+        where none does."""
+        whole = self.found.used.get("global_batch_size")
+        value = whole.default if whole and "accumulation_steps" not in self.found.used else None
+        return f"{whole.option.shown}={value}" if whole and value in (-1, 0) else None
+
     @cached_property
     def batch(self) -> tuple[Any, str, bool]:
         """(sequences of a step, where that is from, whether it is only a stand-in)"""
@@ -589,6 +599,8 @@ class LaunchToday:
             return whole, f"{what} (not found in the script)", True
         if self.is_accumulation_unsaid:
             return whole, f"{what}: {UNSAID_STEPS}", True
+        if (chosen := self._batch_of_program) is not None:
+            return whole, f"{what}: {chosen} lets the program choose the batch", True
         parts = f"{'as launched' if script.started else 'its defaults'}, {micro} x {steps}"
         if not is_total and self.replicas > 1:
             parts += f" on {self.ranks} ranks"

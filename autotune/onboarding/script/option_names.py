@@ -3,7 +3,8 @@ name, type, choices and default.
 
     --batch-size           sequences per rank and micro-batch, unless the code divides it by the ranks; beside --micro-batch-size it is the batch of a step
     --global-batch-size    sequences per optimizer step
-                           a batch is in tokens where its name says so, or where its value is far above any number of sequences
+                           a batch is in tokens where its name says so, where its value is far above any number of sequences, or where
+                           the code divides it by a number of tokens
     --dtype bfloat16       the knob precision, written in the script's own words
     --bf16                 a flag for one value of a knob
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -58,8 +59,8 @@ OF_MODEL = frozenset({*SHAPE, *MORE_OF_SHAPE, *FLAGS_OF_SHAPE, "ffn_ratio", "mod
 _FAMILIES = (
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
     {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"},
-    {"fp32": "no", "bf16": "bf16", "fp16": "fp16"},
     {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"},
+    {"fp32": "no", "bf16": "bf16", "fp16": "fp16"},
 )
 """words that go together, where an option without choices has one of them as its default"""
 _ABSENT = ("no", "none", "off", "null", "no_shard", "ddp")
@@ -120,13 +121,17 @@ class Meaning:
 _STAGES = frozenset(range(4))
 """of ZeRO: DeepSpeed's own examples call the option `--stage`"""
 _BATCHES = ("micro_batch_size", "accumulation_steps", "global_batch_size")
-_SWITCHES = {
-    "compile": (NAMES["compile"], "true", "false"),
-    "sequence_parallel": (NAMES["sequence_parallel"], "true", "false"),
-    "recompute": (NAMES["recompute"], "full", "none"),
-    "zero_stage": (r"(use_|enable_)?fsdp|reshard_after_forward", "3", "0"),
-}
-"""(pattern of the names, the knob's value where it is on, where it is off) of flags, by knob"""
+_SWITCHES = (
+    ("compile", NAMES["compile"], "true", "false"),
+    ("sequence_parallel", NAMES["sequence_parallel"], "true", "false"),
+    ("recompute", "recompute_activations", "selective", "none"),
+    ("recompute", NAMES["recompute"], "full", "none"),
+    ("zero_stage", "reshard_after_forward", "3", "2"),
+    ("zero_stage", "(use_|enable_)?fsdp", "3", "0"),
+    ("zero_stage", "use_distributed_optimizer", "1", "0"),
+)
+"""(knob, pattern of the names, the knob's value where it is on, where it is off) of flags. The
+last, and recompute_activations, are Megatron-LM's"""
 
 
 def meaning_of(
@@ -141,7 +146,7 @@ def meaning_of(
     """What the option stands for; None for options that autotune has no word for. `divided`: names
     that the script divides by its ranks; `autocast`: the number format of its autocast, where its
     text says it; `has_micro`: whether another option can only be the micro-batch; `by_tokens`:
-    whether another says that batches are counted in tokens; `of_fairseq`: whether the options are
+    whether the code, or another option, says that it is counted in tokens; `of_fairseq`: whether the options are
     those of fairseq, whose `--max-tokens` is a batch."""
     name = option.last
     if is_of_another_part(option):
@@ -240,7 +245,9 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         today = {value: word for word in said if (value := _value_of(known, word)) is not None}
         # of other words only those that are there are sure: what their neighbours are called is the
         # program's own choice
-        words = next((dict(f) for f in _FAMILIES if set(said) <= set(f.values())), today)
+        # accelerate's `mixed_precision` is off by "no"
+        families = reversed(_FAMILIES) if "mixed" in option.last else _FAMILIES
+        words = next((dict(f) for f in families if set(said) <= set(f.values())), today)
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
     if option.present is not None:
@@ -296,9 +303,11 @@ def _flag(option: ScriptOption, autocast: str) -> Meaning | None:
     for target, pattern in FLAGS_OF_SHAPE.items():
         if re.fullmatch(pattern, name):
             return Meaning(option=option, target=target, default=bool(option.present))
-    for target, (pattern, on, off) in _SWITCHES.items():
+    for target, pattern, on, off in _SWITCHES:
         if re.fullmatch(pattern, name):
-            return _switch(option, target, on, "2" if name == "reshard_after_forward" else off)
+            found = _switch(option, target, on, off)
+            # Megatron-LM's --overlap-param-gather needs it
+            return replace(found, values=(1,)) if on == "1" and option.present else found
     return None
 
 

@@ -149,7 +149,8 @@ def options_of(text: Text) -> tuple[str, tuple[ScriptOption, ...]]:
 
 def constants_of(text: Text) -> tuple[ScriptOption, ...]:
     """Numbers that the text gives accelerate's `Accelerator`, and assigns to names and attributes;
-    not what it sets again and again in a loop, as for its samples."""
+    not what it sets again and again in a loop, as for its samples, or to what it computes
+    elsewhere."""
     loops = (node for node in text.nodes if isinstance(node, LOOPS))
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
     given = (keywords_of(call).get(ACCUMULATION) for call in text.calls("Accelerator"))
@@ -158,8 +159,9 @@ def constants_of(text: Text) -> tuple[ScriptOption, ...]:
         if len(node.targets) == 1 and id(node) not in repeated:
             named.append((last_name(node.targets[0]), node.value))
     found: dict[str, ScriptOption] = {}
+    computed = {name for name, said in named if isinstance(said, ast.Call)}
     for name, said in named:
-        value = literal_or_none(said)
+        value = None if name in computed else literal_or_none(said)
         if name and type(value) in (int, float):
             option = ScriptOption(name=name, default=value, kind=kind_of(value), line=said.lineno)
             found.setdefault(name, option)

@@ -41,9 +41,9 @@ _PRINTS = re.compile(r"\w*print\w*|(?:\w+_)?info(?:_\w+)?|write|debug|log|log_\w
 _LOGS = re.compile(r"log|print|report|display|verbose|rank|master|main_process|is_main|world|local")
 _RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|generat")
 _JUDGES = re.compile(
-    r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate)(?:_.*)?"
+    r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate|save\w*|checkpoint\w*|ckpt)(?:_.*)?"
 )
-"""names of functions that evaluate, whose lines are none of a step"""
+"""names of functions that evaluate or save, whose lines are none of a step"""
 _NOW = re.compile(
     r"\b(?:time|perf_counter|monotonic|process_time|default_timer)\(\) - (?P<since>[A-Za-z_][\w.]*)"
 )

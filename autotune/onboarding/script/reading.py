@@ -180,7 +180,9 @@ class Script:
     def spawns(self) -> bool:
         """Whether it starts its ranks itself, without a launcher."""
         is_alone = self.started is None or self.started.launcher == "python"
-        return is_alone and self.code.spawned is not None
+        switches = [option for option in self.options if option.name in self.code.spawns_if]
+        is_on = not switches or any(option.present for option in switches)
+        return is_alone and is_on and self.code.spawned is not None
 
     @property
     def is_of_lightning(self) -> bool:

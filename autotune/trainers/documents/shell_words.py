@@ -5,7 +5,8 @@ MODEL_ARGS+=("--fp8-format hybrid"); fi srun torchrun --nproc_per_node $GPUS pre
 "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
 
 Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and what
-Slurm sets by the lines `#SBATCH` are put in. Of conditions (`if`, `case`, `&&`, `||`), comparisons
+Slurm sets by the lines `#SBATCH` are put in, and behind `set -- 8 train.py` the script's arguments
+(`$1`, `"$@"`, `shift`). Of conditions (`if`, `case`, `&&`, `||`), comparisons
 of words and numbers, -n and -z are decided by the variables of the script; any other condition
 counts as false. Bodies of loops and functions count once.
 """
@@ -28,11 +29,16 @@ from autotune.trainers.documents.shell_statements import Statement, statements_o
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _QUOTED = re.compile(r"^(['\"])(.*)\1$", re.DOTALL)
+_OF_SHELL = ("read", "mapfile", "readarray", "eval")
+"""commands of the shell itself, for which `IFS=, read -ra NAMES` sets a variable"""
 _DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
 _DEFAULT = r"(?::?[-=]((?:[^{}]|\$\{[^{}]*\})*))?"
 _REFERENCE = re.compile(
     rf"\$\{{([A-Za-z_][A-Za-z0-9_]*|[0-9])(?:\[[@*]\])?{_DEFAULT}\}}|\$([A-Za-z_][A-Za-z0-9_]*|[0-9])"
 )
+_ARGUMENT = re.compile(r"\$\{?[1-9@*]")
+_ARGUMENT_OR_QUOTED = re.compile(rf"'[^']*'|\$\{{([1-9]){_DEFAULT}\}}|\$([1-9])")
+"""an argument of the script; within single quotes it is plain text"""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?=([^{}]*)\}")
 _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
 _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
@@ -169,6 +175,8 @@ class _Branch:
     """what a `case` compares"""
     awaits: bool = False
     """whether a pattern of the `case` comes next"""
+    of_options: bool = False
+    """whether it goes through the script's options, as `case $1 in` in a loop does"""
 
 
 @final
@@ -182,12 +190,17 @@ class _Script:
     folders: Folders = field(default_factory=Folders)
     exported: dict[str, None] = field(default_factory=dict)
     branches: list[_Branch] = field(default_factory=list)
+    arguments: list[str] | None = None
+    """what `$1`, `$2` and so on are now; None where nobody says it"""
+    given: list[str] = field(default_factory=list)
+    """what they are in the beginning"""
 
     def follow(self, statements: Sequence[Statement]) -> None:
         """Goes through the statements."""
         chain: list[tuple[str, tuple[str, ...]]] = []
         before = ";"
-        for words, after, opens in statements:
+        for written, after, opens in statements:
+            words = tuple(map(self._bound, written))
             for _ in range(opens):
                 self.folders.open()
             if self.branches and self.branches[-1].awaits and words[:1] != ("esac",):
@@ -195,9 +208,9 @@ class _Script:
                 continue
             if words[:1] == ("case",) and "in" in words:
                 place = words.index("in")
-                self.branches.append(
-                    _Branch(False, False, self._value(" ".join(words[1:place])), True)
-                )
+                subject = self._value(" ".join(words[1:place]))
+                of_options = " ".join(written[1:place]).strip('"') == "$1"
+                self.branches.append(_Branch(False, False, subject, True, of_options))
                 if words[place + 1 :]:
                     self._pattern(words[place + 1 :], after)
                 continue
@@ -216,7 +229,10 @@ class _Script:
     def _pattern(self, words: tuple[str, ...], after: str) -> None:
         branch = self.branches[-1]
         pattern = " ".join(words).strip("\"'")
-        if not branch.was and fnmatchcase(branch.subject or "", pattern):
+        if branch.of_options and pattern in self.given:
+            self.arguments = self.given[self.given.index(pattern) :]
+            branch.counts = True
+        elif not branch.was and fnmatchcase(branch.subject or "", pattern):
             branch.counts = branch.was = True
         branch.awaits = after == "|"
 
@@ -256,31 +272,78 @@ class _Script:
 
     def _run(self, words: tuple[str, ...], *, counts: bool) -> None:
         """Assignments, and what is left as a command."""
+        if counts and self._sets_arguments(words):
+            return
         first, assigns = words[0], list[str]()
         if first in _DECLARATIONS:
             words = tuple(word for word in words[1:] if not word.startswith("-"))
         while words and (assigned := _ASSIGNMENT.fullmatch(words[0])):
             if counts:
-                _assign(self.variables, *assigned.groups())
+                self._assign(assigned)
                 assigns.append(assigned[1])
+            elif self.arguments is None and _ARGUMENT.search(assigned[3]):
+                # what it has to be given, and nobody says
+                if not self.variables.get(assigned[1]):
+                    self.variables.pop(assigned[1], None)
             else:
                 # the script knows it, and leaves it empty here
                 self.variables.setdefault(assigned[1], "")
             words = words[1:]
         words, given = _without_env(words)
         for assigned in given if counts else ():
-            _assign(self.variables, *assigned.groups())
+            self._assign(assigned)
             assigns.append(assigned[1])
-        if first == "export" or words:  # `NAME=value command` exports for it
-            self.exported.update(
-                dict.fromkeys([*assigns, *(name for name in words if name in self.variables)])
-            )
+        if first == "export":
+            assigns += [name for name in words if name in self.variables]
+        # `NAME=value command` exports for it
+        if first == "export" or (words and words[0] not in _OF_SHELL):
+            self.exported.update(dict.fromkeys(assigns))
         command = " ".join(words)
         if counts and command:
             for name, value in _SETS_DEFAULT.findall(command):
                 self.variables[name] = self.variables.get(name) or value
             if not self.folders.follow(_words(_filled(command, self.variables, {}))):
                 self.commands.append((command, self.folders.now))
+
+    def _assign(self, assigned: re.Match[str]) -> None:
+        """Sets a variable; what was said with it before means its value until now."""
+        name = assigned[1]
+        if name in self.variables:
+
+            def now(text: str) -> str:
+                text = _QUOTED_ARRAY.sub(r"\1", text)
+                return _put_in(text, name, self.variables[name])
+
+            self.commands = [(now(command), folder) for command, folder in self.commands]
+            for other in self.variables.keys() - {name}:
+                self.variables[other] = now(self.variables[other])[:_LONGEST]
+        _assign(self.variables, *assigned.groups())
+
+    def _sets_arguments(self, words: tuple[str, ...]) -> bool:
+        """Whether the command is `set -- ...` or `shift`, which is followed here."""
+        if words[:2] == ("set", "--"):
+            self.given = [*_words(_filled(" ".join(words[2:]), self.variables, {}))]
+            self.arguments = self.given
+        elif words[0] == "shift" and self.arguments is not None:
+            steps = words[1] if words[1:] and words[1].isdecimal() else "1"
+            self.arguments = self.arguments[int(steps) :]
+        else:
+            return False
+        return True
+
+    def _bound(self, word: str) -> str:
+        """The word with the arguments of the script in their places."""
+        given = self.arguments
+        if given is None:
+            return word
+
+        def value(found: re.Match[str]) -> str:
+            if (number := found[1] or found[3]) is None:
+                return found[0]
+            return "".join(given[int(number) - 1 : int(number)]) or _default(found[2])
+
+        word = _ALL_ARGUMENTS.sub(lambda _: shlex.join(given), word)
+        return _ARGUMENT_OR_QUOTED.sub(value, word)
 
     def _value(self, text: str) -> str:
         return " ".join(_words(_filled(text, self.variables, {})))
@@ -359,17 +422,22 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
         value = value[1:-1]
         if is_json:  # its quotes and spaces part no words
             value = re.sub(r"\s", _SPACE, value.replace('"', '\\"'))
-    value = re.sub(
-        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})",
-        lambda found: before or _default(found[1]),
-        value,
-    )
+    value = _put_in(value, name, before)
     value = _ARITHMETIC.sub(
         lambda found: _computed(_filled(found[1], variables, {}), variables) or found[0], value
     )  # now, because it may be a term of the next
     gap = " " if is_array else ""
     joined = f"{before}{gap}{value}" if appends else value
     variables[name] = joined.strip()[:_LONGEST]
+
+
+def _put_in(text: str, name: str, value: str) -> str:
+    """The text with the variable's value in its place."""
+    return re.sub(
+        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})",
+        lambda found: value or _default(found[1]),
+        text,
+    )
 
 
 def _elements(text: str) -> str:

@@ -1,0 +1,181 @@
+"""Habits of public training programs: what an option, a call or a launch of these means is what the
+draft says, or the draft asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import SpecError
+from autotune.onboarding.first_spec import command_draft
+from tests.onboarding.drafting import Launch, Read, argv, drafted
+from tests.shortcuts import write
+
+ARGPARSE = "import argparse, torch\np = argparse.ArgumentParser()\n"
+BATCH = 'p.add_argument("--batch-size", type=int, default=8)\n'
+OF_TOKENS = (
+    f'{ARGPARSE}p.add_argument("--device-batch-size", type=int, default=8)\np.add_argument("--max-seq-len", type=int, default=1024)\n'
+    'p.add_argument("--total-batch-size", type=int, default=-1)\nargs = p.parse_args()\n'
+    "tokens_per_pass = args.device_batch_size * args.max_seq_len\ntotal_batch_size = args.total_batch_size\n"
+    "steps = total_batch_size // (tokens_per_pass * world_size)\n"
+)
+ON_8 = "torchrun --nproc_per_node 8 train.py"
+SPAWNS = (
+    f"{ARGPARSE}{BATCH}"
+    'p.add_argument("--world-size", type=int, default=-1)\np.add_argument("--distributed", action="store_true")\nargs = p.parse_args()\n'
+    "if torch.cuda.is_available():\n    ngpus_per_node = torch.cuda.device_count()\nelse:\n    ngpus_per_node = 1\n"
+    "if args.distributed:\n    args.world_size = ngpus_per_node * args.world_size\n"
+    "    torch.multiprocessing.spawn(worker, nprocs=ngpus_per_node, args=(args,))\nelse:\n    worker(0, args)\n"
+)
+MEGATRON = (
+    f"{ON_8} --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer --overlap-param-gather\n",
+    f'{ARGPARSE}p.add_argument("--micro-batch-size", type=int)\np.add_argument("--global-batch-size", type=int)\np.add_argument("--bf16", action="store_true")\n'
+    'p.add_argument("--use-distributed-optimizer", action="store_true")\np.add_argument("--recompute-activations", action="store_true")\n',
+)
+PRINTS = (
+    f"{ARGPARSE}{BATCH}"
+    "def save_checkpoint(model):\n    start = time.perf_counter()\n    gather(model)\n    print(f'the state took {time.perf_counter() - start:.2f} secs')\n"
+    "for step in range(9):\n    train()\n    save_checkpoint(model)\n"
+)
+
+
+def row(program: str, read: Read, run: str = f"{ON_8}\n") -> Launch:
+    """A launch of `train.py`."""
+    return Launch({"run.sh": run, "train.py": program}, read)
+
+
+READ = {
+    "a batch that is divided by tokens counts tokens": row(
+        OF_TOKENS,
+        Read(
+            document={"workload/global_batch_size": 512},
+            words=("--total-batch-size={global_batch_size * seq_len}",),
+        ),
+        f"{ON_8} --total-batch-size 524288\n",
+    ),
+    "a batch that the program chooses is asked for": row(
+        OF_TOKENS,
+        Read(asked=("workload.global_batch_size",), text=("--total-batch-size=-1 lets the",)),
+    ),
+    "an autocast that a value of elsewhere switches leaves the format open": row(
+        f"{ARGPARSE}{BATCH}with torch.autocast('cuda', enabled=config.AMP_ENABLE):\n    step()\n",
+        Read(notes=("mentions fp16",), asked=("space.precision", "baseline")),
+    ),
+    "so does one that is set to this and to that": row(
+        f"{ARGPARSE}{BATCH}c.AMP = True\nif old:\n    c.AMP = False\nwith torch.cuda.amp.autocast(enabled=c.AMP):\n    step()\n",
+        Read(notes=("mentions fp16",), asked=("space.precision",)),
+    ),
+    "an autocast that is always off is none": row(
+        f"{ARGPARSE}{BATCH}AMP = False\nwith torch.cuda.amp.autocast(enabled=AMP):\n    step()\n",
+        Read(baseline="micro_batch_size=8,precision=fp32"),
+    ),
+    "a flag of mixed precision means the type of FSDP's policy": row(
+        f'{ARGPARSE}{BATCH}p.add_argument("--mixed-precision", action="store_true")\nargs = p.parse_args()\nkwargs = {{}}\n'
+        "if args.mixed_precision:\n    kwargs['mp_policy'] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)\n",
+        Read(document={"trainer/values/precision": {"bf16": "--mixed-precision", "fp32": None}}),
+    ),
+    "a number of nodes is no number of ranks": row(
+        SPAWNS,
+        Read(
+            document={"space/world_sizes": [8]},
+            words=("--world-size=1",),
+            notes=("starts its own ranks",),
+        ),
+        "python train.py --distributed --world-size 1\n",
+    ),
+    "without its switch it starts no ranks": row(
+        SPAWNS, Read(document={"space/world_sizes": [1]}, baseline="dp=1"), "python train.py\n"
+    ),
+    "a precision in the family of bf16 is off as fp32": row(
+        f'{ARGPARSE}{BATCH}p.add_argument("--precision", default="fp16", type=str)\n',
+        Read(document={"trainer/values": None}, words=("--precision={precision}",)),
+        f"{ON_8} --precision bf16\n",
+    ),
+    "accelerate's is off as no": row(
+        f'{ARGPARSE}{BATCH}p.add_argument("--mixed_precision", default="fp16", type=str)\n',
+        Read(document={"trainer/values/precision": {"fp32": "no"}}),
+        f"{ON_8} --mixed_precision bf16\n",
+    ),
+    "Megatron-LM's flags mean its optimizer and its selective recomputation": row(
+        MEGATRON[1],
+        Read(
+            document={
+                "space/zero_stage": [1],
+                "space/recompute": ["none", "selective"],
+                "trainer/values/recompute": {"selective": "--recompute-activations", "none": None},
+            },
+            words=("--use-distributed-optimizer",),
+            knobs=("zero_stage=1",),
+        ),
+        MEGATRON[0],
+    ),
+    "what a checkpoint takes is no step's time": row(PRINTS, Read(document={"trainer/metrics": None})),
+    "two values of a variable are each that of its command": row(
+        f"{ARGPARSE}{BATCH}",
+        Read(baseline="micro_batch_size=16"),
+        f"B=16\n{ON_8} --batch-size $B\nB=64\npython evaluate.py --batch-size $B\n",
+    ),
+    "what sets a variable for a command of the shell is not exported": row(
+        f"{ARGPARSE}{BATCH}",
+        Read(document={"trainer/env": {"KEEP": "1"}}),
+        f"IFS=, read -ra NAMES <<< \"$LIST\"\nKEEP=1 {ON_8}\n",
+    ),
+    "a script's option that must be given is left to the shell": row(
+        f"{ARGPARSE}{BATCH}",
+        Read(words=("--data=$DATA",), notes=("only the shell can compute --data=$DATA",)),
+        f'DATA=""\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    --data)\n      DATA="$2"\n      shift 2\n      ;;\n  esac\ndone\n{ON_8} --data=$DATA\n',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)
+
+
+def test_an_overriding_value_of_settings_leaves_nothing_of_its_word(tmp_path: Path) -> None:
+    files = {
+        "run.sh": f"{ON_8} conf.yaml --run_name=mine --save_overwrite\n",
+        "train.py": "import sys, yaml\nmain(yaml.safe_load(open(sys.argv[1])), sys.argv[2:])\n",
+        "conf.yaml": "run_name: old\nmicro_batch_size: 2\ngradient_accumulation_steps: 1\nlearning_rate: 0.1\nseq_len: 512\n",
+    }
+    draft = drafted(tmp_path, files)
+    assert argv(draft)[-2:] == ["{files}/conf.yaml", "--save_overwrite"]
+    assert draft.document["trainer"]["files"]["conf.yaml"]["run_name"] == "mine"
+
+
+@pytest.mark.parametrize("place", ["train.py", "pkg/submit.py"])
+def test_what_only_submits_its_training_is_refused(place: str, tmp_path: Path) -> None:
+    submits = "import submitit\ndef submit(args):\n    executor = submitit.AutoExecutor(folder='x')\n    executor.submit(main, args)\n"
+    files = {"train.py": f"{ARGPARSE}{BATCH}", "pkg/__init__.py": ""}
+    files[place] = submits + files.get(place, "")
+    if place != "train.py":
+        files["train.py"] += "from pkg.submit import submit\nsubmit(p.parse_args())\n"
+    with pytest.raises(SpecError, match="submits the training to a scheduler with submitit"):
+        drafted(tmp_path, files)
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "words"),
+    [
+        ('N=$1\nshift\ntorchrun --nproc_per_node=$N train.py "$@"\n', "2 --batch-size 4 --lr 1", ["--lr=1", "--batch-size={micro_batch_size}"]),
+        ("torchrun --nproc_per_node=${2:-2} train.py --lr $1 --name '$1'\n", "1", ["--lr=1", "--name=$1", "--batch-size={micro_batch_size}"]),
+        (
+            'N=8\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    -g|--gpus)\n      N="$2"\n      shift 2\n      ;;\n    --lr) LR=$2; shift 2 ;;\n  esac\ndone\n'
+            "torchrun --nproc_per_node=$N train.py --lr $LR\n",
+            "--lr 1 --gpus 2",
+            ["--lr=1", "--batch-size={micro_batch_size}"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_script_has_the_arguments_of_its_command(
+    script: str, given: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"run.sh": script, "train.py": f"{ARGPARSE}{BATCH}"})
+    monkeypatch.chdir(tmp_path)
+    for start in (["bash", "run.sh"], ["./run.sh"]):
+        draft = command_draft([*start, *given.split()], cluster="a100-80gb-1x8", folder=tmp_path)
+        begin = argv(draft).index("train.py") + 1
+        assert argv(draft)[begin:] == words
+        assert draft.document["space"]["world_sizes"] == [2]
