@@ -28,10 +28,10 @@ SPAWNS = (
     "if args.distributed:\n    args.world_size = ngpus_per_node * args.world_size\n"
     "    torch.multiprocessing.spawn(worker, nprocs=ngpus_per_node, args=(args,))\nelse:\n    worker(0, args)\n"
 )
+MEGATRON_RUN = f"{ON_8} --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer --overlap-param-gather\n"
 MEGATRON = (
-    f"{ON_8} --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer --overlap-param-gather\n",
     f'{ARGPARSE}p.add_argument("--micro-batch-size", type=int)\np.add_argument("--global-batch-size", type=int)\np.add_argument("--bf16", action="store_true")\n'
-    'p.add_argument("--use-distributed-optimizer", action="store_true")\np.add_argument("--recompute-activations", action="store_true")\n',
+    'p.add_argument("--use-distributed-optimizer", action="store_true")\np.add_argument("--recompute-activations", action="store_true")\n'
 )
 PRINTS = (
     f"{ARGPARSE}{BATCH}"
@@ -98,7 +98,7 @@ READ = {
         f"{ON_8} --mixed_precision bf16\n",
     ),
     "Megatron-LM's flags mean its optimizer and its selective recomputation": row(
-        MEGATRON[1],
+        MEGATRON,
         Read(
             document={
                 "space/zero_stage": [1],
@@ -108,7 +108,7 @@ READ = {
             words=("--use-distributed-optimizer",),
             knobs=("zero_stage=1",),
         ),
-        MEGATRON[0],
+        MEGATRON_RUN,
     ),
     "what a checkpoint takes is no step's time": row(PRINTS, Read(document={"trainer/metrics": None})),
     "two values of a variable are each that of its command": row(
@@ -125,6 +125,98 @@ READ = {
         f"{ARGPARSE}{BATCH}",
         Read(words=("--data=$DATA",), notes=("only the shell can compute --data=$DATA",)),
         f'DATA=""\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    --data)\n      DATA="$2"\n      shift 2\n      ;;\n  esac\ndone\n{ON_8} --data=$DATA\n',
+    ),
+    "a program that prepares is not the one that trains": Launch(
+        {
+            "run.sh": "python train.py\npython scripts/prepare_data.py --source a --target b --split train\n",
+            "train.py": f"{ARGPARSE}{BATCH}",
+            "scripts/prepare_data.py": f'{ARGPARSE}p.add_argument("--source")\n',
+        },
+        Read(start=("python", "train.py"), baseline="dp=1,micro_batch_size=8"),
+    ),
+    "settings that OmegaConf names by a key are read, and no default beside them": Launch(
+        {
+            "run.sh": f"{ON_8} config=conf/small.yaml data.batch_size=16\n",
+            "train.py": "from dataclasses import dataclass\nfrom omegaconf import OmegaConf\n"
+            "@dataclass\nclass Args:\n    seed: int = 42\n    grad_acc_steps: int = 1\n    steps: int = 9\n"
+            "cli = OmegaConf.from_cli()\nargs = OmegaConf.merge(Args(), OmegaConf.load(cli.config), cli)\n",
+            "conf/small.yaml": "steps: 1000\nseed: 7\ndistributed:\n  model_dtype: bf16\ndata:\n  seed: 1\n  batch_size: 32\n  seq_len: 2048\n",
+        },
+        Read(
+            document={
+                "trainer/overrides": None,
+                "space/precision": ["bf16"],
+                "trainer/files/small.yaml": {
+                    "steps": "{steps}",
+                    "seed": "{seed}",
+                    "distributed": {"model_dtype": "{precision}"},
+                    "data": {"seed": 1, "batch_size": "{micro_batch_size}", "seq_len": "{seq_len}"},
+                },
+            },
+            words=("config={files}/small.yaml",),
+            baseline="micro_batch_size=16,precision=bf16",
+        ),
+    ),
+    "a trial uploads no model, whoever is told to": Launch(
+        {
+            "run.sh": f"{ON_8} --config c.yaml\n",
+            "train.py": "from trl import SFTConfig, TrlParser\nTrlParser((SFTConfig,)).parse_args_and_config()\n",
+            "c.yaml": "per_device_train_batch_size: 2\nlearning_rate: 0.1\npush_to_hub: true\nreport_to: [wandb]\n",
+        },
+        Read(
+            words=("--push_to_hub=False", "--report_to=none", "--save_strategy=no"),
+            without=("--eval_strategy=no",),
+        ),
+    ),
+    "nor does one of a loop of its own": row(
+        f'{ARGPARSE}{BATCH}p.add_argument("--push_to_hub", action="store_true")\n',
+        Read(without=("--push_to_hub",), document={"trainer/training/append": ["--push_to_hub"]}),
+        f"{ON_8} --push_to_hub\n",
+    ),
+    "a rank of adapters that no option names is said": row(
+        'import fire\ndef main(**kwargs):\n    train(kwargs)\nfire.Fire(main)\n',
+        Read(
+            document={"workload/peft/rank": 8},
+            notes=("planned with rank 8, because no option names",),
+        ),
+        f"{ON_8} --use_peft --peft_method lora\n",
+    ),
+    "the type of the weights is that of the module that trains": Launch(
+        {
+            "run.sh": f"{ON_8} --per_device_train_batch_size 2 --bf16 True\n",
+            "train.py": "from own import main\nmain()\n",
+            "own.py": "import transformers\nfrom serve import template\ntransformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses()\n"
+            "model = transformers.AutoModelForCausalLM.from_pretrained(args.model, config=config)\n",
+            "serve.py": "def load(path):\n    return AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.bfloat16)\n",
+        },
+        Read(document={"workload/pure_bf16": None}),
+    ),
+    "what jsonargparse reads are options, and the rest constants": Launch(
+        {
+            "run.sh": "python train.py --devices 4 --resume true\n",
+            "train.py": "import lightning as L\nglobal_batch_size = 64\nmicro_batch_size = 4\n"
+            "def setup(devices: int = 8, precision: str = 'bf16-mixed', resume: bool = False, tpu: bool = False):\n"
+            "    if tpu:\n        devices = 'auto'\n    fabric = L.Fabric(devices=devices, precision=precision)\n"
+            "if __name__ == '__main__':\n    from jsonargparse import CLI\n    CLI(setup)\n",
+        },
+        Read(
+            start=("python", "train.py", "--resume=true", "--devices={nproc_per_node}"),
+            document={
+                "space/world_sizes": [4],
+                "workload/global_batch_size": 64,
+                "trainer/overrides": {
+                    "train.py": {
+                        "global_batch_size": "{global_batch_size}",
+                        "micro_batch_size": "{micro_batch_size}",
+                    }
+                },
+            },
+            baseline="dp=4,micro_batch_size=4,precision=bf16",
+            unsaid=("one process",),
+        ),
+    ),
+    "composer starts a rank on each GPU": row(
+        f"{ARGPARSE}{BATCH}", Read(start=("composer", "-n", "{nproc_per_node}")), "composer train.py\n"
     ),
 }  # fmt: skip
 
@@ -156,17 +248,18 @@ def test_what_only_submits_its_training_is_refused(place: str, tmp_path: Path) -
         drafted(tmp_path, files)
 
 
+OF_OPTIONS = (
+    'N=8\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    -g|--gpus)\n      N="$2"\n      shift 2\n      ;;\n    --lr) LR=$2; shift 2 ;;\n  esac\ndone\n'
+    "torchrun --nproc_per_node=$N train.py --lr $LR\n"
+)
+
+
 @pytest.mark.parametrize(
     ("script", "given", "words"),
     [
         ('N=$1\nshift\ntorchrun --nproc_per_node=$N train.py "$@"\n', "2 --batch-size 4 --lr 1", ["--lr=1", "--batch-size={micro_batch_size}"]),
         ("torchrun --nproc_per_node=${2:-2} train.py --lr $1 --name '$1'\n", "1", ["--lr=1", "--name=$1", "--batch-size={micro_batch_size}"]),
-        (
-            'N=8\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    -g|--gpus)\n      N="$2"\n      shift 2\n      ;;\n    --lr) LR=$2; shift 2 ;;\n  esac\ndone\n'
-            "torchrun --nproc_per_node=$N train.py --lr $LR\n",
-            "--lr 1 --gpus 2",
-            ["--lr=1", "--batch-size={micro_batch_size}"],
-        ),
+        (OF_OPTIONS, "--lr 1 --gpus 2", ["--lr=1", "--batch-size={micro_batch_size}"]),
     ],
 )  # fmt: skip
 def test_a_script_has_the_arguments_of_its_command(
@@ -179,3 +272,13 @@ def test_a_script_has_the_arguments_of_its_command(
         begin = argv(draft).index("train.py") + 1
         assert argv(draft)[begin:] == words
         assert draft.document["space"]["world_sizes"] == [2]
+
+
+def test_buckets_of_positions_are_no_choice_of_speed(tmp_path: Path) -> None:
+    buckets = (
+        f'p.add_argument("--{name}", type=int, default=32)\n'
+        for name in ("bucket-mb", "relative-attention-num-buckets")
+    )
+    text = drafted(tmp_path, {"train.py": f"{ARGPARSE}{BATCH}{''.join(buckets)}"}).text
+    assert "{bucket_mb: [32, 64]}" in text
+    assert "relative" not in text

@@ -66,6 +66,10 @@ _OF_THE_PLACE = re.compile(
 SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
 """endings of scripts that start programs"""
 _SHELLS = ("bash", "sh", "zsh", "sbatch")
+_OTHER_PROGRAM = re.compile(
+    r"^(?!.*(train|tune))(.*[_.])?(prep(are|rocess)?|convert|download|tokenize|eval(uate)?|test|infer(ence)?|generate|sample|merge|export|upload)(_|\.|$)"
+)
+"""names of programs beside a training"""
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed")
 _BY_NAME = frozenset({"conda", "mamba", "micromamba", "pyenv"})
 
@@ -187,10 +191,10 @@ class Started:
 
 def started_by(text: str) -> Started | None:
     """What the script starts: of several programs one that post-trains, then one behind a launcher,
-    then the one with the most options; None where it starts none. A command that nobody here knows
+    then one whose name is none of a preparation or evaluation, then the one with the most options; None where it starts none. A command that nobody here knows
     counts where its options are those of a training."""
     run = commands_of(text)
-    best: tuple[tuple[bool, bool, int], Started] | None = None
+    best: tuple[tuple[bool, bool, bool, int], Started] | None = None
     for place, (words, _, folder) in enumerate(run.commands):
         if (parts := parts_of(words)) is None:
             continue
@@ -210,7 +214,8 @@ def started_by(text: str) -> Started | None:
         ):
             continue
         is_launched = found.launcher != "python" or found.program in COMMANDS or not found.is_known
-        worth = (post_trains, is_launched, len(found.arguments))
+        is_other = _OTHER_PROGRAM.search(found.program.rpartition("/")[2]) is not None
+        worth = (post_trains, is_launched, not is_other, len(found.arguments))
         if best is None or worth > best[0]:
             best = worth, found
     return best[1] if best else None

@@ -153,7 +153,9 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
             remedy="pass a script that starts the ranks with torchrun (once per node), or with srun or mpirun on a single node",
             field="FILE",
         )
-    if started.gpus_per_node is None:
+    if (
+        started.gpus_per_node is None and started.launcher != "composer"
+    ):  # it starts one on each GPU
         raise SpecError(
             f"{how}, but does not give the number of processes",
             remedy=f"write the number of processes into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
@@ -161,7 +163,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         )
     if place.is_spread:
         raise SpecError(
-            f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks, but across several nodes autotune starts a command once per node, "
+            f"{how}, one process for each of {started.nodes * (started.gpus_per_node or place.ranks)} ranks, but across several nodes autotune starts a command once per node, "
             "so each would start all ranks again",
             remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and pass the script that does so, "
             "or tune on one node: --cluster GPU-1x8",

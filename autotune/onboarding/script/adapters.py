@@ -62,8 +62,6 @@ _IGNORED = {
 _OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """values of ms-swift's `task_type` whose models have no output projection, or a loss of their
 own"""
-_PEFT_RANK = {"use_peft": 16}
-"""the default of trl's `ModelConfig`; that of PEFT is 8"""
 _CASTS = "prepare_model_for_kbit_training"
 _FROZEN = re.compile(r"freeze_\w+|\w+_freeze")
 _SECOND_MODELS = (
@@ -96,16 +94,21 @@ def _adapters(script: Script) -> Mapping[str, Any]:
     in_text = script.code.adapters or {}
     if is_off or not (is_on or rank):
         return in_text if script.adapted[1] and not is_off else {}
-    usual = (default for name, default in _PEFT_RANK.items() if name in said)
     modules = _modules(script)
     is_quantized = 4 in _bits(said) or _are_on(said, *_QUANTIZED)
     some = "all" if modules or script.code.computes_targets else "attention"
     return {
         "method": "qlora" if is_quantized else "lora",
-        "rank": rank or in_text.get("rank") or next(usual, 8),
+        "rank": rank or in_text.get("rank") or (16 if _is_of_trl(script) else 8),
         "targets": targets_of(modules) or some,
         "library": "" if "lora_dim" in ranks else "peft",
     }
+
+
+def _is_of_trl(script: Script) -> bool:
+    """Whether its adapters are those of trl's `ModelConfig`, whose rank is 16 where PEFT's is
+    8."""
+    return "use_peft" in script.said and (script.parser == "HfArgumentParser" or not script.is_read)
 
 
 def _are_on(said: Mapping[str, Any], *names: str) -> bool:
@@ -178,8 +181,15 @@ def _of_adapters(script: Script) -> Iterator[str]:
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
     elif script.code.computes_targets and not modules:
         yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters, planned on all matrices of the layers"
-    elif not modules and peft["library"] and "use_peft" not in said:
+    elif not modules and peft["library"] and not _is_of_trl(script):
         yield f"{ASSUMED_TARGETS}, which is PEFT's default, because no option names the matrices"
+    if (
+        peft
+        and not _is_of_trl(script)
+        and said.keys().isdisjoint(_RANKS)
+        and not script.code.adapters
+    ):
+        yield f"adapters are planned with rank {peft['rank']}, because no option names their rank"
     if peft and (saved := _words_of(script, ("modules_to_save",))):
         yield f"{NOT_COUNTED}{', '.join(saved)} (modules_to_save), planned as frozen although the launch trains them, so {NEEDS_MORE}"
     if 8 in _bits(said) or _are_on(said, "load_in_8bit"):

@@ -165,6 +165,8 @@ def trial_words(found: OptionMatches) -> list[str]:
     and trackers off."""
     if found.script.parser == "HfArgumentParser":
         given = {argument.name for argument in found.script.arguments}
+        held = found.settings.document if found.settings else {}
+        given |= {name for name, off in OF_A_RUN.items() if str(held.get(name, off)) != off}
         given.add("save_strategy")  # by itself it saves at the end of each trial
         return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in given)]
     if found.log_interval is not None and not found.log_interval.is_in_file:

@@ -43,6 +43,7 @@ from autotune.onboarding.script.written_arguments import (
     loaded_as,
     loaded_model,
     loaded_without_dtype,
+    loads_a_model,
     written_adapters,
 )
 from autotune.spec.texts.usual_names import WORDS, target_of
@@ -113,6 +114,8 @@ class Code:
     """of the script alone"""
     whole: Text = _NOTHING
     """with the modules beside it that it imports"""
+    modules: tuple[Text, ...] = ()
+    """each by itself: the script, and these modules, the nearest first"""
     imports_parser: bool = False
     """whether one of these has its parser, and so perhaps its training loop"""
 
@@ -353,8 +356,10 @@ class Code:
 
     @cached_property
     def loads_as(self) -> tuple[str, int]:
-        """(type of the weights, line) of the models that its text loads (`loaded_as`)."""
-        return loaded_as(self.whole)
+        """(type of the weights, line) of the models that its text loads (`loaded_as`): of the
+        nearest module that loads any, because others have models of their own."""
+        loading = (each for each in self.modules if any(map(loads_a_model, each.calls())))
+        return loaded_as(next(loading, self.whole))
 
     @cached_property
     def untyped(self) -> int:

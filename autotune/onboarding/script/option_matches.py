@@ -59,7 +59,7 @@ from autotune.spec.texts.usual_names import (
 )
 
 DEGREES = ("tp", "pp", "cp", "ep")
-_PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod)_")
+_PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod|rl)_")
 """beginnings of names of options that do something only in a launch that has that part"""
 _AMP = re.compile("(use_|enable_)?(amp|autocast|mixed_precision)")
 """names of flags that switch autocast on"""

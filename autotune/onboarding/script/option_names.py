@@ -80,7 +80,7 @@ _OF_WORKERS = re.compile(
     r"workers?|num|n|data|dataloader|dataset|loader|train|training|per|gpu|rank|device|max|persistent|threads"
 )
 _OF_ELSE = re.compile(
-    r"(?:^|_)(?:eval\w*|val|valid\w*|test\w*|zeroshot|preproc\w*|tokeniz\w*|infer\w*|sampl\w*|generat\w*|ckpt|checkpoint\w*|save|log\w*)(?:_|$)"
+    r"(?:^|_)(?:eval\w*|val|valid\w*|test\w*|zeroshot|preproc\w*|tokeniz\w*|infer\w*|sampl\w*|generat\w*|ckpt|checkpoint\w*|save|log\w*|relative)(?:_|$)"
 )
 """words of names that are about something else than steps"""
 

@@ -140,6 +140,7 @@ def options_of(text: Text) -> tuple[str, tuple[ScriptOption, ...]]:
         ("click", _click),
         ("typer", _typer),
         ("fire", _fire),
+        ("jsonargparse", _jsonargparse),
     )
     for parser, read in readers:
         if found := tuple(sorted(read(text), key=lambda option: option.line)):
@@ -514,6 +515,16 @@ def _fire(text: Text) -> Iterator[ScriptOption]:
     for node in text.functions:
         if node.name in run:
             yield from _parameters(node)
+
+
+def _jsonargparse(text: Text) -> Iterator[ScriptOption]:
+    """`CLI(setup)`: the function's parameters, flags with a value."""
+    run = _given_to(text, "jsonargparse.CLI", "CLI", "auto_cli")[:1]
+    for node in text.functions if "jsonargparse" in text.names else ():
+        for option in _parameters(node) if node.name in run else ():
+            is_flag = option.kind == "flag"
+            spelled = f"--{option.name}="
+            yield replace(option, on=f"{spelled}true", off=f"{spelled}false") if is_flag else option
 
 
 def _parameters(

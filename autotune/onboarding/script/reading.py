@@ -44,6 +44,7 @@ from autotune.onboarding.script.written_arguments import (
     written_arguments,
     written_constants,
 )
+from autotune.spec.texts.usual_names import target_of
 
 MAX_MODULES = 40
 """modules that are read of one program"""
@@ -182,7 +183,14 @@ class Script:
         is_alone = self.started is None or self.started.launcher == "python"
         switches = [option for option in self.options if option.name in self.code.spawns_if]
         is_on = not switches or any(option.present for option in switches)
-        return is_alone and is_on and self.code.spawned is not None
+        return is_alone and ((is_on and self.code.spawned is not None) or self._has_devices)
+
+    @property
+    def _has_devices(self) -> bool:
+        """Whether it is of Lightning, which starts a rank for each device, and told several."""
+        counts = [o.present for o in self.options if target_of(o.last) == "nproc_per_node"]
+        several = (each for each in counts if type(each) is int and each not in (0, 1))
+        return self.started is not None and self.is_of_lightning and any(several)
 
     @property
     def is_of_lightning(self) -> bool:
@@ -236,12 +244,14 @@ def read_script(
     overridden = _overridden(own)
     if not options and not overridden:
         parser, options = _parser_of(modules)
-    beside = (node for _, module in modules for node in module.body)
+    texts = (own, *(Text(module) for _, module in modules))
+    whole = Text.of(*(node for each in texts for node in each.tree.body))
     imports_parser = bool(options) and all(option.module for option in options)
-    code = Code(own, Text.of(*tree.body, *beside), imports_parser)
+    code = Code(own, whole, texts, imports_parser)
     is_own = not overridden and parser not in _OF_LIBRARIES
     written = written_arguments(own) if is_own else None
-    if not options and not overridden:
+    # defaults of OmegaConf's settings hold only where no file sets them
+    if not options and not overridden and not own.calls("from_cli"):
         written = written or written_constants(own)
         if written is not None and written.parser == "Lightning" and written.computed:
             written = None

@@ -306,7 +306,7 @@ def _model(text: Text) -> str | None:
         model = keywords_of(call).get("model", next(iter(call.args), None))
         if called_name(call).endswith("Trainer") and model is not None:
             named.add(text.value(model))
-        elif _loads_a_model(call):
+        elif loads_a_model(call):
             named.add(_named_model(call, text))
     texts = {each for each in named if isinstance(each, str)}
     return texts.pop() if len(texts) == 1 else None
@@ -332,7 +332,7 @@ def written_adapters(text: Text) -> dict[str, Any] | None:
     return {"method": method, "rank": rank, "targets": targets, "library": "peft"}
 
 
-def _loads_a_model(call: ast.Call) -> bool:
+def loads_a_model(call: ast.Call) -> bool:
     """Whether it is `AutoModelForCausalLM.from_pretrained(...)`, or the same of another decoder's
     class."""
     if called_name(call) != "from_pretrained" or not isinstance(call.func, ast.Attribute):
@@ -343,7 +343,7 @@ def _loads_a_model(call: ast.Call) -> bool:
 def loaded_model(text: Text) -> tuple[str, int] | None:
     """(name, line) of the model that a program loads; None if it loads others too, computes the
     name, or trains adapters."""
-    calls = [call for call in text.calls("from_pretrained") if _loads_a_model(call)]
+    calls = [call for call in text.calls("from_pretrained") if loads_a_model(call)]
     if not calls or text.names & (_ADAPTERS | _OTHER_TRAININGS):
         return None
     named = {_named_model(call, text) for call in calls}
@@ -361,7 +361,7 @@ def loaded_without_dtype(text: Text) -> int:
     there is none."""
     says = {"dtype", "torch_dtype", "quantization_config", None}
     for call in () if _TYPES & text.names else text.calls("from_pretrained"):
-        if _loads_a_model(call) and says.isdisjoint(word.arg for word in call.keywords):
+        if loads_a_model(call) and says.isdisjoint(word.arg for word in call.keywords):
             return call.lineno
     return 0
 
@@ -377,7 +377,7 @@ def loaded_as(text: Text) -> tuple[str, int]:
         if isinstance(init, ast.Dict):  # of trl's arguments, whose trainer loads the model
             given = dict(zip(map(str, map(literal_or_none, init.keys)), init.values, strict=True))
         said = given.get("dtype") or given.get("torch_dtype")
-        if said is not None and (isinstance(init, ast.Dict) or _loads_a_model(call)):
+        if said is not None and (isinstance(init, ast.Dict) or loads_a_model(call)):
             found[_type_of(said)] = call.lineno
     return next(iter(found.items())) if len(found) == 1 else ("", 0)
 
@@ -404,14 +404,16 @@ def written_constants(
     text: Text, parser: str = "constants", options: Sequence[ScriptOption] = ()
 ) -> Written | None:
     """What it sets once, to a literal, by a name that stands for a knob or a figure of the
-    workload; None where no batch is among them. Beside options of a micro-batch and none of the
-    whole batch: the accumulation that it gives accelerate's `Accelerator`. `parser`: what reads the
-    options."""
+    workload, and that no option has; None where no batch is among them. Beside options of a
+    micro-batch and none of the whole batch: the accumulation that it gives accelerate's
+    `Accelerator`. `parser`: what reads the options."""
     told = {meaning.target for each in options if (meaning := meaning_of(each)) is not None}
-    if options and told & _KNOBS != {"micro_batch_size"}:
+    if told & _KNOBS not in (set(), {"micro_batch_size"}):
         return None
-    found = {place: option for node in text.nodes for place, option in _set_by(node)}
-    if options:
+    own_names = {option.name for option in options}
+    set_by = (each for node in text.nodes for each in _set_by(node))
+    found = {place: option for place, option in set_by if option.name not in own_names}
+    if told & _KNOBS:
         given = (keywords_of(call).get(ACCUMULATION) for call in text.calls(_ACCELERATOR))
         own = {_OF_ACCELERATOR, *(ast.unparse(node) for node in given if node is not None)}
         found = {place: option for place, option in found.items() if place in own}

@@ -4,6 +4,7 @@ which some of them are placeholders.
 @hydra.main(config_path="conf", config_name="train")   its command overrides any of them: trainer.batch=8
 OmegaConf.from_cli()                                   likewise, of the file that the script loads
 train.py --config=train.yaml, train.py train.json      each trial has a file of its own, and its command names that
+train.py config=train.yaml train.batch=8               likewise, of OmegaConf.from_cli()
 train.py --config=train.yaml train.batch=8             its file has what the command overrides, and the command no longer overrides it
 
 DeepSpeed's file of a launch script as a template: a trial's own file has the config's ZeRO stage
@@ -77,6 +78,9 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
     if script.overridden:
         return None
     named = [(word, a.name) for a in script.arguments for word in a.values]
+    if script.code.own.calls("from_cli"):  # config=train.yaml
+        told = (word.partition("=") for word, name in named if not name)
+        named += [(value, key) for key, _, value in told]
     named += [
         (o.default, o.name)
         for o in script.options
@@ -136,8 +140,10 @@ def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
 
 
 def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
-    """The values of the file as options that no argument carries."""
-    for path, value in _values(file.document):
+    """The values of the file as options that no argument carries; of seeds the outermost first,
+    because that of a data set is none of the training."""
+    values = sorted(_values(file.document), key=lambda v: v[0].count(".") * v[0].endswith("seed"))
+    for path, value in values:
         yield ScriptOption(
             name=path, kind=kind_of(value), on=True, off=False, given=value, file=file.given
         )

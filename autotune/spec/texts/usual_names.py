@@ -97,9 +97,9 @@ FINDS_BATCH = re.compile(
 )
 """options that let a program change its batch when memory runs out"""
 TRACKERS = re.compile(
-    r"(use_|enable_|log_to_|log_|with_)?(wandb|tensorboard|mlflow|comet(_ml)?|neptune|clearml|tracking|swanlab|trackio)(_log(ging)?)?"
+    r"(use_|enable_|log_to_|log_|with_)?(wandb|tensorboard|mlflow|comet(_ml)?|neptune|clearml|tracking|swanlab|trackio)(_log(ging)?)?|push_to_hub"
 )
-"""flags that enable trackers"""
+"""flags that enable trackers, or upload the model"""
 PRECISION_FLAGS: Mapping[str, str] = {
     "bf16": "(use_|enable_)?(bf16|bfloat16)(_training)?",
     "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",
@@ -174,9 +174,10 @@ OF_A_RUN: Mapping[str, str] = {
     "evaluation_strategy": "no",
     "load_best_model_at_end": "False",
     "auto_find_batch_size": "False",
+    "push_to_hub": "False",
 }
-"""options of `TrainingArguments` for tracking, saving, evaluation and automatic batch sizes, each
-with the value that disables it"""
+"""options of `TrainingArguments` for tracking, saving, evaluation, uploads and automatic batch
+sizes, each with the value that disables it"""
 
 OPTIMIZERS: Mapping[str, str] = {
     "adamw_8bit": "(paged_|ao_)?adamw?(_torch|_bnb)?_?8bit",
