@@ -44,8 +44,10 @@ def test_tasks_of_a_scheduler_are_ranks(
 
 def test_a_shell_stands_for_its_script(tmp_path: Path) -> None:
     script = file_with(tmp_path / "train.sh", "torchrun train.py\n")
-    for command in (["bash", str(script)], [str(script)], ["bash", str(script), "--more"]):
+    for command in (["bash", str(script)], [str(script)]):
         assert target_of(command, {}) == script
+    given = ("bash", str(script), "--more")  # its arguments are read with it
+    assert target_of(given, {}) == given
     assert target_of(["bash", "-c", "torchrun train.py"], {}) == ("bash", "-c", "torchrun train.py")
 
 

@@ -33,6 +33,14 @@ MEGATRON = (
     f'{ARGPARSE}p.add_argument("--micro-batch-size", type=int)\np.add_argument("--global-batch-size", type=int)\np.add_argument("--bf16", action="store_true")\n'
     'p.add_argument("--use-distributed-optimizer", action="store_true")\np.add_argument("--recompute-activations", action="store_true")\n'
 )
+WITH_DEEPSPEED = (
+    f'{ARGPARSE}{BATCH}p.add_argument("--enable_deepspeed", action="store_true")\np.add_argument("--zero_stage", type=int, default=0)\nargs = p.parse_args()\n'
+    "if args.enable_deepspeed:\n    import deepspeed\n"
+)
+OFFLOADS = (
+    f'{ARGPARSE}{BATCH}p.add_argument("--offload", action="store_true")\nargs = p.parse_args()\nkwargs = {{}}\n'
+    "if args.offload:\n    kwargs['policy'] = CPUOffloadPolicy()\n"
+)
 PRINTS = (
     f"{ARGPARSE}{BATCH}"
     "def save_checkpoint(model):\n    start = time.perf_counter()\n    gather(model)\n    print(f'the state took {time.perf_counter() - start:.2f} secs')\n"
@@ -215,6 +223,28 @@ READ = {
             unsaid=("one process",),
         ),
     ),
+    "a stage of a DeepSpeed that is off is no stage": row(
+        WITH_DEEPSPEED, Read(document={"space/zero_stage": None, "workload/loop": None})
+    ),
+    "that of one that is on is": row(
+        WITH_DEEPSPEED,
+        Read(document={"space/zero_stage": [1, 0, 2, 3], "workload/loop": "deepspeed"}),
+        f"{ON_8} --enable_deepspeed --zero_stage 1\n",
+    ),
+    "weights on the host under a switch that is off are not there": row(
+        OFFLOADS, Read(unsaid=("weights on the host",))
+    ),
+    "under one that is on they are": row(
+        OFFLOADS, Read(notes=("weights on the host",)), f"{ON_8} --offload\n"
+    ),
+    "adapters under a condition are no certainty": row(
+        f"{ARGPARSE}{BATCH}if config is not None:\n    model = get_peft_model(model, config)\n",
+        Read(notes=("under a condition), planned as if every weight were trained; if train.py",)),
+    ),
+    "an autocast that its flags do not decide leaves the format open": row(
+        f'{ARGPARSE}{BATCH}p.add_argument("--bf16", action="store_true")\nif scaler is None:\n    step()\nelse:\n    with torch.cuda.amp.autocast():\n        step()\n',
+        Read(asked=("baseline",), notes=("does not understand autocast in line 8 without --bf16",)),
+    ),
     "composer starts a rank on each GPU": row(
         f"{ARGPARSE}{BATCH}", Read(start=("composer", "-n", "{nproc_per_node}")), "composer train.py\n"
     ),
@@ -281,4 +311,4 @@ def test_buckets_of_positions_are_no_choice_of_speed(tmp_path: Path) -> None:
     )
     text = drafted(tmp_path, {"train.py": f"{ARGPARSE}{BATCH}{''.join(buckets)}"}).text
     assert "{bucket_mb: [32, 64]}" in text
-    assert "relative" not in text
+    assert "relative_attention" not in text

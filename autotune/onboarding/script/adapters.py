@@ -175,7 +175,10 @@ def _of_adapters(script: Script) -> Iterator[str]:
     said, peft, modules = script.said, peft_of(script), _modules(script)
     if not peft:
         if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
-            yield f"{NOT_COUNTED}adapters ({script.adapted[0]}), {ALL_TRAINED}, so {NEEDS_LESS}"
+            call, is_certain = script.adapted
+            where = call if is_certain else f"{call}, under a condition"
+            so = ", so" if is_certain else f"; if {script.name} trains adapters,"
+            yield f"{NOT_COUNTED}adapters ({where}), {ALL_TRAINED}{so} {NEEDS_LESS}"
     elif modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"

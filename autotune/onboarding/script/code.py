@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, final
@@ -77,6 +77,7 @@ _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 _GUARDS_NOTHING = re.compile(
     r"__name__ == .*|(torch\.)?cuda\.is_available\(\)|(\w+\.)?device(_type|\.type)? == ['\"]cuda['\"]|use_cuda"
 )
+_OF_FORMAT = re.compile(r"amp\b|amp_|fp16|bf16|half|float|mixed|precision|dtype|autocast|cuda|cpu")
 _OF_DEVICE = re.compile(r"cuda|cpu|device|gpu", re.IGNORECASE)
 _MODEL = re.compile(
     r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?"
@@ -94,6 +95,13 @@ def _spawns(call: ast.Call) -> bool:
     """Whether it is torch's `mp.spawn`."""
     is_given = keywords_of(call).keys() & {"nprocs", "args"}
     return bool(is_given) and _SPAWN.fullmatch(ast.unparse(call.func)) is not None
+
+
+def _offloads(call: ast.Call) -> bool:
+    """Whether it has FSDP keep weights on the host."""
+    asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
+    is_asked = called_name(call) == "CPUOffload" and literal_or_none(asked) is not False
+    return is_asked or called_name(call) == "CPUOffloadPolicy"
 
 
 def _counts_tokens(name: str) -> bool:
@@ -162,10 +170,14 @@ class Code:
 
     @cached_property
     def spawns_if(self) -> frozenset[str]:
-        """Names of the switches under which `mp.spawn` stands: `if args.multiprocessing:`."""
+        """Names of the switches under which `mp.spawn` stands."""
+        return self._switches_of(_spawns)
+
+    def _switches_of(self, is_meant: Callable[[ast.Call], bool]) -> frozenset[str]:
+        """Names of the switches under which such a call stands: `if args.multiprocessing:`."""
         tests = (node for node in self.whole.nodes if isinstance(node, ast.If))
         guards = (
-            node for node in tests if any(_spawns(c) for each in node.body for c in calls_of(each))
+            node for node in tests if any(is_meant(c) for each in node.body for c in calls_of(each))
         )
         return frozenset(last_name(node.test) for node in guards) - {""}
 
@@ -282,6 +294,15 @@ class Code:
             word = str(literal_or_none(_precision_of(call)) or "no word").lower()
             named |= {value for value, words in WORDS["precision"].items() if word in words}
         return named.pop() if len(named) == 1 else ""
+
+    @cached_property
+    def plain_autocast(self) -> int:
+        """Line of an autocast that no switch and no test of a number format decides. 0: none."""
+        tests = (node for node in self.whole.nodes if isinstance(node, ast.If | ast.IfExp))
+        of_format = (node for node in tests if _OF_FORMAT.search(ast.unparse(node.test).lower()))
+        decided = {id(part) for node in of_format for part in ast.walk(node)}
+        calls = (each for each in self.whole.calls("autocast") if id(each) not in decided)
+        return next((each.lineno for each in calls if "enabled" not in keywords_of(each)), 0)
 
     @cached_property
     def is_switched(self) -> bool:
@@ -457,11 +478,13 @@ class Code:
     def offloads(self) -> str:
         """The call by which FSDP may keep weights on the host, with its line; empty: there is
         none."""
-        for call in self.whole.calls("CPUOffloadPolicy", "CPUOffload"):
-            asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
-            if called_name(call) == "CPUOffloadPolicy" or literal_or_none(asked) is not False:
-                return f"{called_name(call)} in line {call.lineno}"
-        return ""
+        call = next(filter(_offloads, self.whole.calls()), None)
+        return "" if call is None else f"{called_name(call)} in line {call.lineno}"
+
+    @cached_property
+    def offloads_if(self) -> frozenset[str]:
+        """Names of the switches under which it stands."""
+        return self._switches_of(_offloads)
 
     @cached_property
     def in_code(self) -> dict[str, InCode]:

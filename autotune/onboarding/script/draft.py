@@ -130,7 +130,7 @@ def script_draft(
     # what is sharded is kept in fp32
     if "zero_stage=" not in str(baseline.value):
         notes += _what_weights(script)
-    away = script.code.offloads
+    away = "" if script.is_off(script.code.offloads_if) else script.code.offloads
     if script.started is not None:
         notes += unread_files(script.started, cwd)
         away = offloaded_weights(script.started, cwd) or away
@@ -555,6 +555,7 @@ def _loop(script: Script) -> str:
     if script.is_of_lightning:
         return "lightning"
     starts = {script.launcher, *script.code.imports}
+    starts -= {"deepspeed"} if script.is_without_deepspeed else set()
     return next((name for name in ("accelerate", "deepspeed") if name in starts), "")
 
 

@@ -243,6 +243,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         ]
     found.unclear += [*_contradicting(found), *_said_by_code(found)]
     _tell_precision_once(found, decided)
+    if found.precision_flags and not any(each.default for each in found.precision_flags):
+        line, flag = script.code.plain_autocast, found.precision_flags[0].option.shown
+        found.unclear += [f"autocast in line {line} without {flag}"] if line else []
     if found.settings and found.settings.name not in found.files:
         found.settings = None
     found.fixed = _fixed(found, decided)
@@ -311,7 +314,7 @@ def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -
         found.undecided.append(option)
     if meaning.target == "precision" and is_flag and not option.is_in_file:
         found.precision_flags.append(meaning)
-    elif is_of_model or not _is_launched_otherwise(meaning.target, found.script):
+    elif is_of_model or not _does_nothing(option, meaning.target, found.script):
         found.required += [option] if is_of_model and is_asked else []
         first = found.used.setdefault(meaning.target, meaning).option
         if option is not first and not is_of_model:
@@ -469,9 +472,12 @@ def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
     return f"{option.shown}{said}" if is_unknown else None
 
 
-def _is_launched_otherwise(target: str, script: Script) -> bool:
-    """Options that count ranks are the launcher's business, except where the script starts its
+def _does_nothing(option: ScriptOption, target: str, script: Script) -> bool:
+    """Whether an option decides nothing of a trial: the stage of a DeepSpeed that is off; and
+    options that count ranks, which are the launcher's business, except where the script starts its
     ranks itself."""
+    if target == "zero_stage" and "fsdp" not in option.last:
+        return script.is_without_deepspeed
     # Lightning compares them with torchrun's
     starts_its_own = script.spawns or script.is_of_lightning
     return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own

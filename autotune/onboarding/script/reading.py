@@ -105,6 +105,8 @@ def _without_main(tree: ast.Module) -> ast.Module:
     return ast.Module(body=kept, type_ignores=[])
 
 
+_DEEPSPEED = frozenset({"deepspeed", "use_deepspeed", "enable_deepspeed"})
+"""names of switches for it"""
 _HOLDS_OPTIONS = re.compile(
     r"\$\{?(\w*_)?(args?|arguments|opts?|options?|params?|parameters|flags?)(_\w*)?(\[[@*]\])?\}?",
     re.IGNORECASE,
@@ -181,9 +183,17 @@ class Script:
     def spawns(self) -> bool:
         """Whether it starts its ranks itself, without a launcher."""
         is_alone = self.started is None or self.started.launcher == "python"
-        switches = [option for option in self.options if option.name in self.code.spawns_if]
-        is_on = not switches or any(option.present for option in switches)
-        return is_alone and ((is_on and self.code.spawned is not None) or self._has_devices)
+        spawns = self.code.spawned is not None and not self.is_off(self.code.spawns_if)
+        return is_alone and (spawns or self._has_devices)
+
+    @property
+    def is_without_deepspeed(self) -> bool:
+        """Whether it has a switch for DeepSpeed that is off."""
+        return self.is_off(_DEEPSPEED)
+
+    def is_off(self, switches: frozenset[str]) -> bool:
+        """Whether one of these names is that of a flag which is not on."""
+        return any(o.name in switches and o.kind == "flag" and not o.present for o in self.options)
 
     @property
     def _has_devices(self) -> bool:
