@@ -32,7 +32,7 @@ _ALL_GPUS = ("accelerate", "deepspeed")
 
 
 def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | tuple[str, ...]:
-    """What is reviewed: the script that a shell runs, else the words; tasks of a scheduler as ranks
+    """What is reviewed: the script that a shell runs without arguments, else the words; tasks of a scheduler as ranks
     of torchrun."""
     words = tuple(command)
     script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]

@@ -245,6 +245,15 @@ READ = {
         f'{ARGPARSE}{BATCH}p.add_argument("--bf16", action="store_true")\nif scaler is None:\n    step()\nelse:\n    with torch.cuda.amp.autocast():\n        step()\n',
         Read(asked=("baseline",), notes=("does not understand autocast in line 8 without --bf16",)),
     ),
+    "a feed-forward that is counted with its gate is half as wide": Launch(
+        {
+            "run.sh": f"{ON_8} c.yaml\n",
+            "train.py": "import sys, yaml\nmain(yaml.safe_load(open(sys.argv[1])))\n",
+            "c.yaml": "device_train_microbatch_size: 2\nlearning_rate: 0.1\nmodel:\n  d_model: 4096\n  n_heads: 32\n  n_layers: 32\n"
+            "  mlp_hidden_size: 22016\n  activation_type: swiglu\n  vocab_size: 100278\n",
+        },
+        Read(document={"model/ffn_hidden_size": 11008, "model/gated_mlp": True}),
+    ),
     "composer starts a rank on each GPU": row(
         f"{ARGPARSE}{BATCH}", Read(start=("composer", "-n", "{nproc_per_node}")), "composer train.py\n"
     ),

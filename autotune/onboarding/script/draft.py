@@ -533,6 +533,9 @@ def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
     ratio = found.default("ffn_ratio")
     if isinstance(ratio, int | float) and ratio > 0 and not said["ffn_hidden_size"]:
         said["ffn_hidden_size"] = round(ratio * sizes["hidden_size"])
+    gate = found.used.get("gated_mlp")
+    if gate and gate.option.last == "activation_type" and said["ffn_hidden_size"]:
+        said["ffn_hidden_size"] //= 2  # OLMo counts the gate with it
     if said["num_experts"] == 1:
         said["num_experts"] = said["experts_per_token"] = None
     told = {name: size for name, size in said.items() if size}
