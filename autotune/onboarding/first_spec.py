@@ -50,7 +50,7 @@ from autotune.onboarding.post_training_launch import (
 )
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
-from autotune.onboarding.settings.draft import Settings, settings_draft
+from autotune.onboarding.settings.draft import Settings, settings_draft, started_in
 from autotune.onboarding.settings.program import settings_program
 from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
@@ -264,9 +264,9 @@ def _first_draft(
     elif document := document_of(path.name, present.files.get(path.name, "")):
         program = settings_program(document)
         if program is not None:
-            told = Settings(
-                program=program, document=document, source=path, cwd=path.parent, file=path.name
-            )
+            cwd = started_in(path, document)
+            file = os.path.relpath(path.resolve(), cwd.resolve())
+            told = Settings(program=program, document=document, source=path, cwd=cwd, file=file)
             return settings_draft(told, Place(cluster), model=model, folder=folder)
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(

@@ -254,6 +254,52 @@ READ = {
         },
         Read(document={"model/ffn_hidden_size": 11008, "model/gated_mlp": True}),
     ),
+    "a policy under a condition says no format by itself": row(
+        f"{ARGPARSE}{BATCH}if args.plugin == 'fsdp':\n    policy = MixedPrecision(param_dtype=torch.float16)\nplugin = Plugin(precision='bf16')\n",
+        Read(asked=("space.precision", "baseline")),
+    ),
+    "weights on the host under a condition are no certainty": row(
+        f"{ARGPARSE}{BATCH}if cfg.cpu:\n    policy = CPUOffloadPolicy()\n",
+        Read(notes=("under a condition), planned on the GPU; if train.py keeps them there,",)),
+    ),
+    "adapters that are switched off are none": row(
+        f'import peft\n{ARGPARSE}{BATCH}p.add_argument("--peft_enable", type=bool, default=True)\np.add_argument("--lora_rank", type=int, default=64)\n',
+        Read(document={"workload/peft": None}),
+        f"{ON_8} --peft_enable False\n",
+    ),
+    "an enabled checkpointing recomputes": row(
+        f'{ARGPARSE}{BATCH}p.add_argument("--model.gradient_checkpointing_enable", action="store_true")\n',
+        Read(knobs=("recompute=full",)),
+        f"{ON_8} --model.gradient_checkpointing_enable\n",
+    ),
+    "Lightning's strategy shards": row(
+        f'import lightning\n{ARGPARSE}p.add_argument("--micro_bsz", type=int, default=8)\np.add_argument("--strategy", default="auto", type=str)\n',
+        Read(knobs=("micro_batch_size=8", "zero_stage=2"), words=("--strategy=deepspeed_stage_2",)),
+        f"{ON_8} --strategy deepspeed_stage_2\n",
+    ),
+    "a folder above the script's own is found": Launch(
+        {
+            "run/all.sh": 'HERE=$(cd -- "$(dirname "$0")" >/dev/null 2>&1 ; pwd -P)\nABOVE=$(dirname $HERE)\n'
+            "torchrun --nproc_per_node 8 $ABOVE/train.py\n",
+            "train.py": f"{ARGPARSE}{BATCH}",
+        },
+        Read(baseline="micro_batch_size=8", unsaid=("only the shell", "not found")),
+    ),
+    "a program of a package is found far above its script": Launch(
+        {
+            "scripts/train/debug/dpo/local.sh": "torchrun --nproc_per_node 8 pkg/train.py\n",
+            "pkg/train.py": f"{ARGPARSE}{BATCH}",
+        },
+        Read(baseline="micro_batch_size=8", document={"trainer/cwd": "."}),
+    ),
+    "settings are started where the files are that they name": Launch(
+        {
+            "examples/full/sft.yaml": "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\ntemplate: qwen\ncutoff_len: 512\n"
+            "per_device_train_batch_size: 1\nbf16: true\ndeepspeed: examples/deepspeed/z2.json\n",
+            "examples/deepspeed/z2.json": '{"zero_optimization": {"stage": 2}}',
+        },
+        Read(document={"trainer/cwd": "."}, words=("examples/full/sft.yaml",), knobs=("zero_stage=2",)),
+    ),
     "composer starts a rank on each GPU": row(
         f"{ARGPARSE}{BATCH}", Read(start=("composer", "-n", "{nproc_per_node}")), "composer train.py\n"
     ),

@@ -386,9 +386,10 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
     """Where the script starts its program: where its `cd` leads, from where the script lies, or
     above, as its program is found. `file`: what is looked for, if not the program."""
     beside = path.resolve().parent
-    bases = (beside, *beside.parents[:_ABOVE])
     if file is None:
         file = started.file if started else ""
+    # `pkg/train.py` is no other program's name, however far above it lies
+    bases = (beside, *beside.parents[: _ABOVE + _ABOVE * ("/" in file)])
     told = started.folder if started else ""
     usual = next((base for base in bases if file and (base / file).is_file()), None)
     if not told:

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.onboarding.script.code import UNDER_CONDITION
 from autotune.onboarding.script.library_options import GROUPED
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
@@ -39,7 +40,15 @@ ON_HOST = "weights on the host"
 NEEDS_MORE = "the launch needs more memory than predicted"
 """the same of what makes it larger"""
 EIGHT_BITS = f"8-bit weights, which plans count as 16-bit, so {NEEDS_LESS}; plans support 4-bit weights, as in qlora"
-_SWITCHES = ("use_peft", "use_lora", "lora", "lora_enable")
+_SWITCHES = (
+    "use_peft",
+    "use_lora",
+    "lora",
+    "lora_enable",
+    "enable_lora",
+    "peft_enable",
+    "enable_peft",
+)
 _METHODS = ("tuner_type", "train_type", "sft_type")
 """by which ms-swift 4, 3 and 2 say what is trained"""
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
@@ -176,7 +185,7 @@ def _of_adapters(script: Script) -> Iterator[str]:
     if not peft:
         if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
             call, is_certain = script.adapted
-            where = call if is_certain else f"{call}, under a condition"
+            where = call if is_certain else f"{call}{UNDER_CONDITION}"
             so = ", so" if is_certain else f"; if {script.name} trains adapters,"
             yield f"{NOT_COUNTED}adapters ({where}), {ALL_TRAINED}{so} {NEEDS_LESS}"
     elif modules and not targets_of(modules):

@@ -70,6 +70,7 @@ _RECOMPUTES = frozenset(
         "enable_gradient_checkpointing",
     }
 )
+UNDER_CONDITION = ", under a condition"
 _EXECUTORS = ("AutoExecutor", "SlurmExecutor")
 """submitit's classes"""
 _SHARDS = ("fully_shard", "FSDP", "FullyShardedDataParallel")
@@ -77,6 +78,7 @@ _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 _GUARDS_NOTHING = re.compile(
     r"__name__ == .*|(torch\.)?cuda\.is_available\(\)|(\w+\.)?device(_type|\.type)? == ['\"]cuda['\"]|use_cuda"
 )
+_FORMATS = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _OF_FORMAT = re.compile(r"amp\b|amp_|fp16|bf16|half|float|mixed|precision|dtype|autocast|cuda|cpu")
 _OF_DEVICE = re.compile(r"cuda|cpu|device|gpu", re.IGNORECASE)
 _MODEL = re.compile(
@@ -271,8 +273,8 @@ class Code:
 
     @cached_property
     def autocast(self) -> str:
-        """The number format that its calls of autocast, of FSDP's mixed precision, or of a trainer's
-        class, name; of autocast without one CUDA's own, fp16. Empty where they name none or several, or a variable
+        """The number format that its calls of autocast, or of a trainer's class, name; of autocast
+        without one CUDA's own, fp16. Empty where they name none or several, or a variable
         decides."""
         named: set[str] = set()
         for call in self.whole.calls("autocast"):
@@ -286,13 +288,17 @@ class Code:
                 named |= {"bf16" if word == "bfloat16" else "fp16" for word in words}
             elif switch is not False and not is_open:
                 named.add("fp16")
-        for call in self.whole.calls("MixedPrecisionPolicy", "MixedPrecision"):
-            given_type = keywords_of(call).get("param_dtype", ast.Constant(value=None))
-            words = re.findall(r"\btorch\.(bfloat16|float16)$", ast.unparse(given_type))
-            named |= {"bf16" if word == "bfloat16" else "fp16" for word in words}
         for call in self.whole.calls(*_TRAINERS):
             word = str(literal_or_none(_precision_of(call)) or "no word").lower()
             named |= {value for value, words in WORDS["precision"].items() if word in words}
+        return named.pop() if len(named) == 1 else ""
+
+    @cached_property
+    def of_policy(self) -> str:
+        """The number format of FSDP's mixed precision, where a flag may switch it on."""
+        calls = self.whole.calls("MixedPrecisionPolicy", "MixedPrecision")
+        types = [keywords_of(call).get("param_dtype") for call in calls]
+        named = {_FORMATS.get(ast.unparse(each), "") for each in types if each is not None}
         return named.pop() if len(named) == 1 else ""
 
     @cached_property
@@ -479,7 +485,10 @@ class Code:
         """The call by which FSDP may keep weights on the host, with its line; empty: there is
         none."""
         call = next(filter(_offloads, self.whole.calls()), None)
-        return "" if call is None else f"{called_name(call)} in line {call.lineno}"
+        if call is None:
+            return ""
+        is_plain = any(node is call for node in _plain_nodes(self.whole))
+        return f"{called_name(call)} in line {call.lineno}{'' if is_plain else UNDER_CONDITION}"
 
     @cached_property
     def offloads_if(self) -> frozenset[str]:

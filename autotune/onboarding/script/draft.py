@@ -57,6 +57,7 @@ from autotune.onboarding.script.argv import (
     values_of,
     written,
 )
+from autotune.onboarding.script.code import UNDER_CONDITION
 from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD
 from autotune.onboarding.script.option_matches import (
     BATCH,
@@ -135,7 +136,8 @@ def script_draft(
         notes += unread_files(script.started, cwd)
         away = offloaded_weights(script.started, cwd) or away
     if away:
-        notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU, so {NEEDS_LESS}")
+        so = f"; if {script.name} keeps them there," if away.endswith(UNDER_CONDITION) else ", so"
+        notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU{so} {NEEDS_LESS}")
     if _tunes_nothing(found):
         notes.append(_how_to_be_told(found))
     if why_none:

@@ -284,7 +284,11 @@ def _meanings(
     ignored = {*_SUPPLIED, *script.code.counts_nodes}
     for option in options:
         if option is not formats and option.last not in ignored:
-            says = _format_of(formats) if option is switch and formats else script.code.autocast
+            says = (
+                _format_of(formats)
+                if option is switch and formats
+                else script.code.autocast or script.code.of_policy
+            )
             by_tokens = all_by_tokens or option.last in script.code.in_tokens
             yield option, known(option, autocast=says, by_tokens=by_tokens)
 
@@ -381,6 +385,8 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
     if "accumulation_steps" not in told and isinstance(steps, int) and steps > 0:
         decided = {"accumulation_steps": steps, **decided}
     in_code = {knob: made.value for knob, made in script.in_code.items()}
+    if (stage := _stage_of_strategy(script)) and "zero_stage" not in told:
+        decided = {"zero_stage": stage, **decided}
     if "zero_stage" in in_code and "zero_stage" not in told:
         decided = {"zero_stage": in_code["zero_stage"], **decided}
     for knob in ("recompute", "compile"):
@@ -393,6 +399,16 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
         decided = _with_tf32(found, decided)
     is_open = {knob: value for knob, value in decided.items() if knob not in told}
     return {knob: value for knob, value in is_open.items() if value not in (False, "none")}
+
+
+def _stage_of_strategy(script: Script) -> int:
+    """The ZeRO stage of Lightning's strategy: `deepspeed_stage_2`, `fsdp`; 0 where it shards
+    nothing."""
+    said = str(script.said.get("strategy") or "") if script.is_of_lightning else ""
+    found = re.match(r"deepspeed(?:_stage_([123]))?|fsdp", said)
+    if found is None:
+        return 0
+    return int(found[1] or 2) if said.startswith("deepspeed") else 3
 
 
 def _contradicting(found: OptionMatches) -> Iterator[str]:

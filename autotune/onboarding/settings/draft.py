@@ -35,7 +35,7 @@ from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
-from autotune.trainers.present_configuration import at_path
+from autotune.trainers.present_configuration import DOCUMENTS, at_path, flat
 
 STAND_IN_MODEL = "nano-llama"
 _PARTLY_TRAINED = ("lisa_n_layers", "unfrozen_parameters")
@@ -67,8 +67,20 @@ class Settings:
     """knobs that its launcher decides"""
 
 
+_ABOVE = 4
+"""folders above the settings in which the files that they name are looked for"""
 _FUSED_LOSS = ("enable_liger_kernel", "liger_fused_linear_cross_entropy")
 """LLaMA-Factory's and axolotl's settings for Liger's loss"""
+
+
+def started_in(file: Path, document: Mapping[str, Any]) -> Path:
+    """The folder in which a program of these settings is started: the nearest one above their file
+    in which another file is that they name, else that of their file."""
+    values = (value for _, value in flat(document) if isinstance(value, str))
+    named = [value for value in values if "/" in value and value.endswith(DOCUMENTS)]
+    above = (file.parent, *file.resolve().parent.parents[:_ABOVE])
+    holding = (each for each in above if any((each / name).is_file() for name in named))
+    return next(holding, file.parent)
 
 
 def settings_draft(

@@ -20,7 +20,7 @@ from functools import cache
 _RANK = "(gpu|device|rank|card|replica|process|worker|core)"
 _SIZE = "(_?size)?"
 NAMES: Mapping[str, str] = {
-    "micro_batch_size": f"batch{_SIZE}|bsz?|(train(ing)?_)?micro_?(train_)?batch{_SIZE}(_per_{_RANK})?|mbs|micro_bs|mini_?batch{_SIZE}|"
+    "micro_batch_size": f"batch{_SIZE}|bsz?|(train(ing)?_)?micro_?(train_)?batch{_SIZE}(_per_{_RANK})?|mbs|micro_bsz?|mini_?batch{_SIZE}|"
     f"(per_)?{_RANK}(_train(ing)?)?_((micro_?)?batch{_SIZE}|bs)|(train(ing)?_)?(micro_?)?(batch{_SIZE}|bs)_per_({_RANK}|train_gpu)|"
     f"train(ing)?_(batch{_SIZE}|bs)|local_(train_)?batch{_SIZE}|batch_size_train|(samples|imgs|images|sequences|seqs|tokens)_per_{_RANK}|"
     f"micro_?batch{_SIZE}_(in_)?tokens|tokens_per_(micro_?)?batch|(train(ing)?_|micro_?|max_)?batch(_size)?_(in_)?tokens|max_tokens_(per|in)_((micro_?)?batch|{_RANK})",
@@ -31,7 +31,7 @@ NAMES: Mapping[str, str] = {
     "tokens_per_(global_batch|(optimizer_|train_)?step)|(global|total)_batch(_size)?_(in_)?tokens",
     "precision": "(d|torch_d|compute_d|amp_d|autocast_d|mixed_precision_d|train_d|param_d|model_d|weight_d)type|(mixed_|amp_|train_)?precision|mixed|amp|"
     "compute_type",
-    "recompute": "(use_|enable_)?(gradient|grad|activation|act)s?_?(checkpoint|ckpt|recompute)(ing|s)?|(full_)?checkpoint_activations|use_checkpoint(ing)?|"
+    "recompute": "(use_|enable_)?(gradient|grad|activation|act)s?_?(checkpoint|ckpt|recompute)(ing|s)?(_enabled?)?|(full_)?checkpoint_activations|use_checkpoint(ing)?|"
     "recompute(_activations|_granularity|_layers)?|activations?_checkpoint(ing)?_(method|granularity)|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
     "compile": "(torch_|use_|use_torch_|enable_|do_)?compile(_model)?",
     "zero_stage": "(deepspeed_|ds_)?zero(_stage|_level)?|(deepspeed_|ds_)stage|sharding_strategy|fsdp_sharding_strategy",

@@ -24,7 +24,7 @@ from itertools import takewhile
 from typing import NamedTuple, final
 
 from autotune.errors import SpecError
-from autotune.trainers.documents.shell_folders import Folders, joined, with_plain_folders
+from autotune.trainers.documents.shell_folders import OF_SCRIPT, Folders, joined, with_plain_folders
 from autotune.trainers.documents.shell_statements import Statement, statements_of
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
@@ -52,6 +52,8 @@ _TEXT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 """a variable that holds the lines which follow: `read -r -d '' NAME <<EOF`, `NAME=$(cat <<EOF`"""
+_ABOVE = re.compile(rf"\$\(dirname [\"']?({re.escape(OF_SCRIPT)}[\w./-]*)[\"']?\)")
+"""the folder above one that the script says by its own"""
 _OPERATOR = re.compile(r"\||\|&|;|&|&&|\|\||(?:\d|&)?>>?(?:&\d)?")
 """words that end a command"""
 _SPACE = "\ue000"
@@ -487,7 +489,7 @@ def _decide(words: list[str]) -> bool:
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
     text = _ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", text))
     text = _EXPR.sub(lambda found: "$((" + found[1].replace("\\", "") + "))", text)
-    text = _with_variables(text, variables, unset)
+    text = _ABOVE.sub(r"\1/..", _with_variables(text, variables, unset))
     return _ARITHMETIC.sub(lambda found: _computed(found[1], variables) or found[0], text)
 
 
