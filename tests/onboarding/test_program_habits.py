@@ -300,6 +300,48 @@ READ = {
         },
         Read(document={"trainer/cwd": "."}, words=("examples/full/sft.yaml",), knobs=("zero_stage=2",)),
     ),
+    "arguments that another file declares are read": Launch(
+        {
+            "run.sh": f"{ON_8} --per_device_train_batch_size 2 --bf16 True --push_to_hub True\n",
+            "train.py": "import transformers\nfrom own.arguments import Own, Trained\nparser = transformers.HfArgumentParser((Own, Trained))\n",
+            "own/arguments.py": "from dataclasses import dataclass\nimport transformers\n@dataclass\nclass Own:\n    data: str = ''\n"
+            "@dataclass\nclass Trained(transformers.TrainingArguments):\n    model_max_length: int = 4096\n    gradient_checkpointing: bool = True\n",
+        },
+        Read(
+            document={"workload/seq_len": 4096, "workload/loop": "hf_trainer"},
+            words=("--model_max_length={seq_len}", "--push_to_hub=False"),
+            text=("arguments.py line",),
+            knobs=("recompute=full",),
+            unsaid=("trials omit",),
+        ),
+    ),
+    "a parser of own dataclasses is none of transformers' Trainer": Launch(
+        {
+            "run.sh": f"{ON_8} --per_device_train_batch_size 2 --lr_scheduler_type linear --use_wandb\n",
+            "train.py": "from own import ParserPlus\nfrom dataclasses import dataclass\n@dataclass\nclass DPOConfig:\n    beta: float = 0.1\n"
+            "@dataclass\nclass Args(DPOConfig):\n    per_device_train_batch_size: int = 8\n    gradient_accumulation_steps: int = 4\n    use_wandb: bool = False\n"
+            "parser = ParserPlus((Args,))\n",
+            "own.py": "from transformers import HfArgumentParser\nclass ParserPlus(HfArgumentParser):\n    pass\n",
+        },
+        Read(
+            document={"workload/loop": None, "workload/global_batch_size": 64, "trainer/training/append": ["--use_wandb"]},
+            words=("--gradient_accumulation_steps={accumulation_steps}",),
+            without=("--save_strategy", "--logging_steps", "--torch_compile", "use_wandb", "precision"),
+        ),
+    ),
+    "nor is an unknown one of a text that names none of it": row(
+        "from own import parse\nargs = parse()\n",
+        Read(without=("--save_strategy", "--logging_steps=1"), words=("--per_device_train_batch_size={micro_batch_size}",)),
+        f"{ON_8} --per_device_train_batch_size 2 --lr_scheduler_type linear --warmup_ratio 0.1 --save_steps 9\n",
+    ),
+    "a tracker of a file stays there": Launch(
+        {
+            "run.sh": f"{ON_8} c.yaml\n",
+            "train.py": "import sys, yaml\nmain(yaml.safe_load(open(sys.argv[1])))\n",
+            "c.yaml": "micro_batch_size: 2\nlearning_rate: 0.1\nuse_wandb: true\n",
+        },
+        Read(unsaid=("trials omit",)),
+    ),
     "composer starts a rank on each GPU": row(
         f"{ARGPARSE}{BATCH}", Read(start=("composer", "-n", "{nproc_per_node}")), "composer train.py\n"
     ),

@@ -36,6 +36,7 @@ from autotune.onboarding.script.library_options import (
     OF_TRAINER,
     OWN_LOOP,
     PROGRAMS,
+    TRAINER_ARGUMENTS,
     TRAINING_ARGUMENTS,
 )
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
@@ -224,7 +225,7 @@ def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Scr
     if not is_parsed and (of_library := _of_library(started)) is not None:
         return of_library, started
     if not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
-        is_trainers = _is_trainers(started)
+        is_trainers = _is_trainers(started) and (not script.is_read or _has_trainer(script))
         known = (each for each in TRAINING_ARGUMENTS if is_trainers or each[0] == ACCUMULATION)
         options = tuple(option_of(*each) for each in known)
         script = replace(script, parser="HfArgumentParser" if is_trainers else "", options=options)
@@ -352,6 +353,13 @@ def _is_trainers(started: Started) -> bool:
     names = {argument.name for argument in started.arguments}
     is_own_loop = "no_trainer" in started.file or names & OWN_LOOP
     return not is_own_loop and bool(names & OF_TRAINER)
+
+
+def _has_trainer(script: Script) -> bool:
+    """Whether the text of a program, or of a module that it imports, names a trainer's
+    arguments."""
+    endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
+    return any(name.endswith(endings) for name in script.code.whole.names)
 
 
 def _with_files(

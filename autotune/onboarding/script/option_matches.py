@@ -52,6 +52,7 @@ from autotune.onboarding.settings.file import (
 from autotune.spec.texts.usual_names import (
     AMP_FORMATS,
     FINDS_BATCH,
+    OF_A_RUN,
     OTHER_DEGREES,
     TRACKERS,
     WORDS,
@@ -296,7 +297,10 @@ def _meanings(
 def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -> None:
     """Puts an option where it belongs; the first that means something is the one that is used."""
     name, is_flag = option.last, option.kind == "flag"
-    if is_flag and option.given is True and TRACKERS.fullmatch(name) and not option.prefix:
+    is_argument = option.prefix.startswith("--") or not (option.prefix or option.is_in_file)
+    # those of transformers' Trainer have a word that switches them off
+    is_argument &= found.script.parser != "HfArgumentParser" or name not in OF_A_RUN
+    if is_flag and option.given is True and is_argument and TRACKERS.fullmatch(name):
         found.trackers.append(option)
     if OTHER_MODELS.fullmatch(name) and option.present is not None:
         found.of_other_models.append(option)

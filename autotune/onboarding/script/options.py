@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from autotune.onboarding.script.library_options import (
@@ -128,11 +130,14 @@ class ScriptOption:
         return bool(self.file or self.variable) and not self.prefix
 
 
-def options_of(text: Text) -> tuple[str, tuple[ScriptOption, ...]]:
-    """(the parser, its options); an empty name where nothing reads options."""
+def options_of(
+    text: Text, beside: Mapping[str, tuple[str, ast.ClassDef]] = MappingProxyType({})
+) -> tuple[str, tuple[ScriptOption, ...]]:
+    """(the parser, its options); an empty name where nothing reads options. `beside`: the classes
+    of the modules that it imports, with their files."""
     readers = (
         ("configurator", _configurator),
-        ("HfArgumentParser", _hugging_face),
+        ("HfArgumentParser", partial(_hugging_face, beside=beside)),
         ("LightningCLI", _lightning),
         ("argparse", _argparse),
         ("dataclass", _dataclasses),
@@ -144,7 +149,8 @@ def options_of(text: Text) -> tuple[str, tuple[ScriptOption, ...]]:
     )
     for parser, read in readers:
         if found := tuple(sorted(read(text), key=lambda option: option.line)):
-            return parser, found
+            is_own = parser == "HfArgumentParser" and all(o.name != _OF_TRAINER for o in found)
+            return "dataclass" if is_own else parser, found
     return "", ()
 
 
@@ -248,13 +254,24 @@ def _prefix(name: str) -> str:
     return name if len(name) == 2 else f"{name}="
 
 
-def _hugging_face(text: Text) -> Iterator[ScriptOption]:
-    parsers, classes = text.calls("HfArgumentParser", "TrlParser"), text.classes
+_OF_TRAINER = "torch_compile"
+"""an option of transformers' `TrainingArguments`, without which the loop is the program's own"""
+_PARSERS = frozenset({"HfArgumentParser", "TrlParser"})
+
+
+def _hugging_face(
+    text: Text, beside: Mapping[str, tuple[str, ast.ClassDef]]
+) -> Iterator[ScriptOption]:
+    classes = {**{name: node for name, (_, node) in beside.items()}, **text.classes}
+    derived = {name for name, each in classes.items() if _PARSERS & {*map(last_name, each.bases)}}
+    parsers = text.calls(*_PARSERS, *derived)
     for name in _named_types(parsers[0], text) if parsers else ():
         declared = classes.get(name)
+        module = beside[name][0] if name in beside and name not in text.classes else ""
         line = declared.lineno if declared else parsers[0].lineno
-        bases = list(_bases(declared, classes)) if declared else [name]
-        own = list(_fields(declared, classes, style="hf")) if declared else []
+        bases = list(_of_library(declared, classes)) if declared else [name]
+        fields = _fields(declared, classes, style="hf") if declared else ()
+        own = [replace(option, module=module) for option in fields]
         yield from own
         # with defaults of its own, in place of the library's
         told = {option.name for option in own}
@@ -263,7 +280,7 @@ def _hugging_face(text: Text) -> Iterator[ScriptOption]:
         )
         for each in next(library, ()):
             if each[0] not in told:
-                yield replace(option_of(*each), line=line)
+                yield replace(option_of(*each), line=line, module=module)
 
 
 def _named_types(parser: ast.Call, text: Text) -> Iterator[str]:
@@ -277,7 +294,8 @@ def _named_types(parser: ast.Call, text: Text) -> Iterator[str]:
     for argument in parser.args:
         if isinstance(argument, ast.Name):
             argument = assigned.get(argument.id, argument)
-        yield from (node.id for node in ast.walk(argument) if isinstance(node, ast.Name))
+        named = (node for node in ast.walk(argument) if isinstance(node, ast.Name | ast.Attribute))
+        yield from map(last_name, named)
 
 
 _OF_DATACLASSES = ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
@@ -302,6 +320,17 @@ def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator
             yield from _bases(
                 classes[base], {name: node for name, node in classes.items() if name != base}
             )
+
+
+def _of_library(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
+    """Names of the classes that it derives from and that are none of the program's own."""
+    for base in map(last_name, declared.bases):
+        own = classes.get(base)
+        if own is None or own is declared:
+            yield base
+        else:
+            others = {name: node for name, node in classes.items() if name != base}
+            yield from _of_library(own, others)
 
 
 def _annotated_fields(

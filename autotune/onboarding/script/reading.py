@@ -249,8 +249,11 @@ def read_script(
             field="FILE",
         ) from None
     own = Text(tree)
-    parser, options = options_of(own)
     modules = list(imported_modules(tree, file, base or file.parent)) if file is not None else []
+    classes = ((name, node) for name, module in modules for node in module.body)
+    parser, options = options_of(
+        own, {n.name: (name, n) for name, n in classes if isinstance(n, ast.ClassDef)}
+    )
     overridden = _overridden(own)
     if not options and not overridden:
         parser, options = _parser_of(modules)
