@@ -239,7 +239,7 @@ READ = {
     ),
     "adapters under a condition are no certainty": row(
         f"{ARGPARSE}{BATCH}if config is not None:\n    model = get_peft_model(model, config)\n",
-        Read(notes=("under a condition), planned as if every weight were trained; if train.py",)),
+        Read(notes=("planned as if every weight were trained; if train.py trains adapters,",)),
     ),
     "an autocast that its flags do not decide leaves the format open": row(
         f'{ARGPARSE}{BATCH}p.add_argument("--bf16", action="store_true")\nif scaler is None:\n    step()\nelse:\n    with torch.cuda.amp.autocast():\n        step()\n',

@@ -21,7 +21,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.onboarding.script.code import UNDER_CONDITION
 from autotune.onboarding.script.library_options import GROUPED
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
@@ -185,9 +184,8 @@ def _of_adapters(script: Script) -> Iterator[str]:
     if not peft:
         if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
             call, is_certain = script.adapted
-            where = call if is_certain else f"{call}{UNDER_CONDITION}"
             so = ", so" if is_certain else f"; if {script.name} trains adapters,"
-            yield f"{NOT_COUNTED}adapters ({where}), {ALL_TRAINED}{so} {NEEDS_LESS}"
+            yield f"{NOT_COUNTED}adapters ({call}), {ALL_TRAINED}{so} {NEEDS_LESS}"
     elif modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]
         yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
