@@ -315,6 +315,14 @@ READ = {
             unsaid=("trials omit",),
         ),
     ),
+    "trl's own classes have the defaults that trl works out": Launch(
+        {
+            "run.sh": f"{ON_8} --per_device_train_batch_size 2\n",
+            "train.py": "from trl import SFTConfig, TrlParser\nTrlParser((SFTConfig,)).parse_args_and_config()\n",
+            "trl/__init__.py": "import transformers\nclass SFTConfig(transformers.TrainingArguments):\n    bf16: bool | None = None\n    max_length: int = 1024\n",
+        },
+        Read(baseline="micro_batch_size=2,precision=bf16,recompute=full"),
+    ),
     "a parser of own dataclasses is none of transformers' Trainer": Launch(
         {
             "run.sh": f"{ON_8} --per_device_train_batch_size 2 --lr_scheduler_type linear --use_wandb\n",

@@ -256,6 +256,7 @@ def _prefix(name: str) -> str:
 
 _OF_TRAINER = "torch_compile"
 """an option of transformers' `TrainingArguments`, without which the loop is the program's own"""
+_OF_TRL = frozenset(name for name, _ in TRAINER_ARGUMENTS) - {"TrainingArguments"}
 _PARSERS = frozenset({"HfArgumentParser", "TrlParser"})
 
 
@@ -270,6 +271,8 @@ def _hugging_face(
         module = beside[name][0] if name in beside and name not in text.classes else ""
         line = declared.lineno if declared else parsers[0].lineno
         bases = list(_of_library(declared, classes)) if declared else [name]
+        if module and bases and name in _OF_TRL:  # its defaults are worked out as it is made
+            declared, module, bases = None, "", [name]
         fields = _fields(declared, classes, style="hf") if declared else ()
         own = [replace(option, module=module) for option in fields]
         yield from own
