@@ -46,7 +46,7 @@ from autotune.cost.time.compute import element_bytes, keeps_scores
 from autotune.cost.time.elementwise import has_wide_stream, is_liger
 from autotune.cost.time.recompute import BUDGETS
 from autotune.cost.time.stalls import is_offloaded
-from autotune.cost.trainable import adapters_kept, inputs_kept
+from autotune.cost.trainable import adapters_kept, has_adapters, inputs_kept
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
@@ -164,8 +164,10 @@ def layer_activations(
     widest = np.where(linear, 1.0, 1.0 + gate)
     stream = np.where(has_wide_stream(workload, table, traits), 4.0, size)
     norms_kept, product_kept = inputs_kept(workload, traits)
+    # gradients of what PEFT's adapters read are in fp32 until the dropout is passed
+    passed = np.maximum(stream, 4.0) if has_adapters(workload, traits, "all") else stream
     running = stream * (h / cut + h) + np.maximum(
-        stream * (widest * width + 2.0 * visits * h), size * 2.0 * _heads(model) / tp
+        passed * (widest * width + 2.0 * visits * h), size * 2.0 * _heads(model) / tp
     )
     found = LayerActivations(
         boundary=stream * h / cut,
