@@ -141,8 +141,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _begin_run(command: list[str], options: list[str]) -> None:
-    """Becomes the command at once, where another process of its job speaks: there may be thousands.
-    Only variables that no launcher set are told by each."""
+    """Becomes the command at once if another process of its job prints: there may be thousands of
+    them. Each process reports rank variables that no launcher set."""
     from autotune.observing.in_place import exec_in_place
     from autotune.observing.rank import is_first, leftover
 

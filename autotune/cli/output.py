@@ -303,8 +303,8 @@ def read_study(
     limits: DryRunLimits | None = None,
 ) -> tuple[Study, AbstractContextManager[None]]:
     """(the study, a context whose errors get their places in the spec). Relative paths start at
-    `base`, else at the spec's folder, and in a mapping without one at the current folder. `limits`:
-    of the process that builds your own model."""
+    `base`; its default is the spec's folder, or for a mapping the current folder. `limits`: for the
+    process that builds your own model."""
     from autotune import api
     from autotune.schema import folder_of, places_in
 

@@ -475,7 +475,7 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 
 def run_count(study: Mapping[str, Any]) -> int:
-    """Runs of a study's document: all trials but those of configs that could not be run."""
+    """The runs in a study's document: all trials except those of configs that could not be run."""
     return sum(n for status, n in study["trials"].items() if status != TrialStatus.INFEASIBLE)
 
 

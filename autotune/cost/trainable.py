@@ -24,11 +24,11 @@ and its output back: 3 k + 3 n in each direction. (peft: `tuners/lora/layer.py` 
 Linear.forward; `utils/other.py`; bitsandbytes: `nn/modules.py`, Linear4bit.) Scripts for PEFT set a
 dropout, the recipes of the others none; taken as given.
 
-What a layer keeps for the backward pass follows from the same code (read off live tensors of
-transformers 5.24 with PEFT 0.21, `tests/third_party/peft_activations.py`): a frozen matrix does not
-keep its input, and each of PEFT's adapters keeps its own input after the dropout in 16 bits, with
-the dropout's mask, 3 k bytes per token. Adapters of the other libraries share the input that a
-trained matrix would keep.
+What a layer keeps for the backward pass follows from the same code (checked with live tensors of
+transformers 5.24 and PEFT 0.21, `tests/third_party/peft_activations.py`). A frozen matrix does not
+keep its input. Each of PEFT's adapters keeps its own input after the dropout in 16 bits and the
+dropout's mask, 3 k bytes per token. Adapters of other libraries share the input that a trained
+matrix would keep.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ def frozen_bytes(workload: Workload) -> float:
 
 
 def frozen_edge_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a frozen weight of the embedding or the output projection: in 16 bits, or in fp32
-    with a copy of the projection that autocast makes in 16 bits."""
+    """Bytes per frozen weight of the embedding and the output projection: in 16 bits, or in fp32
+    with the projection's 16-bit copy for autocast."""
     copied = 2.0 if workload.model.tied_embeddings else 1.0
     return np.where(has_wide_stream(workload, table, traits), FP32 + copied, 2.0)
 
 
 def inputs_kept(workload: Workload, traits: Traits) -> tuple[float, float]:
-    """Shares of what trained matrices keep of their inputs, beside frozen ones: (of the outputs of
-    both norms, of the activation function's output)."""
+    """The shares of inputs that matrices keep for the backward pass, where trained matrices keep all:
+    (of the outputs of both norms, of the activation function's output)."""
     if workload.peft is None:
         return 1.0, 1.0
     if has_library(workload, traits):
@@ -90,8 +90,8 @@ def has_adapters(workload: Workload, traits: Traits, targets: str) -> bool:
 
 
 def adapters_kept(workload: Workload, layout: Layout, size: Column, traits: Traits) -> Column:
-    """Bytes per token that one layer's adapters keep of their own, averaged over the layers.
-    `size`: bytes of an element."""
+    """Bytes per token that the adapters of one layer keep, averaged over the layers. `size`: bytes
+    per element."""
     kept = np.zeros_like(layout.tp)
     if workload.peft is None or not has_adapters(workload, traits, "attention"):
         return kept

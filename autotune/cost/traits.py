@@ -56,8 +56,8 @@ class Traits:
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation
     and the product; 3 with a fused kernel that recomputes one"""
     keeps_normed: bool = False
-    """norms whose gain is trained keep the normalized input beside its cast to fp32, because the
-    product with the gain is a kernel of its own (transformers' `LlamaRMSNorm` and its like)"""
+    """norms with a trained gain keep the normalized input in addition to its cast to fp32, because a
+    separate kernel multiplies with the gain (transformers' `LlamaRMSNorm` and similar norms)"""
     repeats_keys: bool = False
     """keys and values are copied to all heads of queries before attention, which keeps the copies
     (torchtitan's `repeat_kv`)"""

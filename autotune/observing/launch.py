@@ -32,8 +32,8 @@ _ALL_GPUS = ("accelerate", "deepspeed")
 
 
 def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | tuple[str, ...]:
-    """What is reviewed: the script that a shell runs without arguments, else the words; tasks of a scheduler as ranks
-    of torchrun."""
+    """The target of the review: the script, if a shell runs it without arguments; otherwise the
+    command, with a scheduler's tasks as ranks of torchrun."""
     words = tuple(command)
     script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]
     if words[-1] == script and Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():

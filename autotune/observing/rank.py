@@ -15,8 +15,7 @@ _RANKS = (
     "GROUP_RANK",
 )
 _BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0", "GROUP_RANK": "0"}
-"""variables that a person may have exported, too, with what they are of a process that trains
-alone"""
+"""variables that a person may have exported, with their values for a process that trains alone"""
 _LAUNCHERS = (
     "TORCHELASTIC_RUN_ID",
     "SLURM_PROCID",
@@ -42,8 +41,8 @@ def is_first(environment: Mapping[str, str], command: Sequence[str]) -> bool:
 
 
 def leftover(environment: Mapping[str, str], command: Sequence[str]) -> str:
-    """What to say of variables that make this process one of several though no launcher is known
-    that set them; empty without any."""
+    """The message about variables that make this process one of several ranks although no known
+    launcher set them; empty without such variables."""
     found = {
         name: value
         for name, alone in _BY_HAND.items()
@@ -53,8 +52,8 @@ def leftover(environment: Mapping[str, str], command: Sequence[str]) -> str:
         return ""
     told = ", ".join(f"{name}={value}" for name, value in found.items())
     so = (
-        "the program may wait for other ranks"
+        "so the program may wait for other ranks"
         if is_first(environment, command)
-        else "this process is not the first of its job, and nothing is reviewed or stored here"
+        else "so this process counts as a later rank, and its run is neither reviewed nor stored"
     )
-    return f"{told} without a launcher: {so}. If no job set this, `unset {' '.join(found)}` and start again"
+    return f"found {told} without a launcher, {so}. Unless a job set this, run `unset {' '.join(found)}` and start again"

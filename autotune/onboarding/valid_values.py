@@ -1,5 +1,5 @@
-"""The values of a draft's space that some valid config has: a value of which none has it, such as a
-micro-batch larger than a rank's share of the batch, would only be skipped."""
+"""Removes values from a draft's space that no valid config has, such as a micro-batch larger than a
+rank's share of the batch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.space import SearchSpace
 from autotune.spec import Study
 
 _OF_BATCH = ("micro_batch_size", "accumulation_steps", "world_sizes")
-"""what is valid of these follows from batch and cluster alone"""
+"""which of their values are valid depends only on batch and cluster"""
 
 
 def with_valid_values(draft: Draft, study: Study) -> Draft:
-    """The draft without the other values; those of its baseline stay. `study`: of the draft. Raises
-    `InfeasibleError` where no config is valid."""
+    """The draft without values that no valid config has, except those of its baseline. `study`: the
+    draft's study. Raises `InfeasibleError` if no config is valid."""
     asked = set(draft.fill_in)
-    if asked & {"cluster", "workload.global_batch_size"}:  # of a stand-in other values are valid
+    if asked & {"cluster", "workload.global_batch_size"}:  # other values are valid for stand-ins
         return draft
     space, today = SearchSpace.of_study(study), study.baseline
     listed = {
@@ -40,7 +40,7 @@ def with_valid_values(draft: Draft, study: Study) -> Draft:
 
 
 def _has(space: SearchSpace, name: str, value: Any) -> bool:
-    """Whether a config has it."""
+    """Whether a config has this value."""
     if name == "world_sizes":
         return bool((space.table.world_size == value).any())
     return bool((space.table.column(name) == space.table.knobs[name].encode(value)).any())

@@ -115,8 +115,8 @@ _SMALLEST_FIRST: Mapping[str, Callable[[ClusterChoice], float | None]] = {
 
 
 def sorted_choices(choices: Sequence[ClusterChoice], by: str) -> tuple[ClusterChoice, ...]:
-    """The fastest first, or that of the lowest cost or energy; those of which it is unknown come
-    last. `by`: speed, cost or energy."""
+    """The choices, best first: by speed, or by the lowest cost or energy. Choices without this
+    figure come last. `by`: speed, cost or energy."""
 
     def place(choice: ClusterChoice) -> tuple[bool, float]:
         value = _SMALLEST_FIRST[by](choice)

@@ -193,7 +193,7 @@ class ProgramSeen:
     unevenness: str = ""
     """how ranks differ in the number of sequences they train on, as text"""
     remarks: tuple[str, ...] = ()
-    """what limits the meaning of the trial's figures, as text; the measurement has the same"""
+    """conditions that limit what the trial's figures mean, as in `Measurement.remarks`"""
     disagreement: str = ""
     """how a step differs from the config, as text"""
     witness: str = ""

@@ -11,8 +11,6 @@ from autotune.report.terminal import FULL, MIN_CONFIG, Palette, plain_table
 from autotune.spec import config_label
 from autotune.spec.texts.as_text import UNKNOWN, count_cell, format_mfu, in_column, two_digits
 
-"""a price or a power that is not in the catalog"""
-
 
 def cluster_table(choices: Sequence[ClusterChoice], *, palette: Palette = FULL) -> FittedTable:
     """The table; with a bill also days, cost and energy. A narrow terminal shows no intervals, then

@@ -46,8 +46,8 @@ Side = tuple[StudyRecord, Sequence[Trial]]
 
 
 def differing_versions(first: Trial | None, second: Trial | None) -> list[tuple[str, str, str]]:
-    """What differs between what two trials were measured with: name, and the version of each, or
-    the value of a variable."""
+    """The differences between the conditions of two trials: the name of a version, file or variable,
+    and its value in each trial."""
     known = [trial.measurement for trial in (first, second) if trial and trial.measurement]
     return differences(*conditions(known)) if len(known) == 2 else []
 

@@ -23,9 +23,9 @@ OVERLAPPED = "communication_overlapped"
 
 
 def time_parts(*trials: Trial) -> tuple[list[dict[str, float]], str]:
-    """Seconds of each trial's step by cause, and the one source of all of them: profiled, if all
-    trials were or nothing was predicted, else predicted. Empty for a trial of which that is not
-    known."""
+    """The time of each trial's step by cause, in seconds, and the source of all these times:
+    profiled if all trials were profiled or none has a prediction, otherwise predicted. Empty for
+    a trial without times from this source."""
     profiles = [t.measurement.breakdown_s if t.measurement is not None else {} for t in trials]
     predictions = [
         t.estimate.time_parts_s.to_dict() if t.estimate is not None else {} for t in trials

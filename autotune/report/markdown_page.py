@@ -164,7 +164,7 @@ def _trials(found: Result, page: str) -> str:
         *notes.shared[:MOST_FAILURES],
         *([f"{cut:,} more runs are not shown"] if cut else []),
         *(
-            [f"{finals:,} more runs re-measured the top configs to get the figures above"]
+            [f"{finals:,} more runs re-measured the top configs for the figures above"]
             if finals
             else []
         ),

@@ -57,13 +57,13 @@ def note_of(trial: Trial) -> str:
 
 
 def gists(remarks: Iterable[str]) -> list[str]:
-    """What was seen, of each remark on a measurement, without what follows of it."""
+    """The observation in each remark on a measurement, without its consequences."""
     return [remark.partition("; ")[0] for remark in remarks]
 
 
 def ranked_note(trial: Mapping[str, Any]) -> str:
-    """What a ranking notes of a trial, a plain document with its `note`: first, that it was stopped
-    early; last, what limits the meaning of its figures."""
+    """The note on a trial in a ranking. `trial`: a plain document with its `note`. The note begins
+    with an early stop and ends with what limits the trial's figures."""
     is_stopped = trial["status"] == TrialStatus.STOPPED
     limits = gists((trial.get("measurement") or {}).get("remarks") or ())
     said = ("stopped early" if is_stopped else "", trial.get("note"), *limits)

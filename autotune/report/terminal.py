@@ -81,7 +81,8 @@ STATUS_COLOURS: Mapping[str, str] = {
 }
 
 MEDIAN_STEP = "median step"
-"""heading of measured step times: tokens/s are of all steps, so slow steps lower them only"""
+"""heading of measured step times; slow steps lower tokens/s, which count all steps, but hardly
+change the median"""
 SPEEDS = (
     "Tokens/s count all steps and are corrected to the machine's speed at the start of the study, as measured by the baseline. "
     "Disturbed final runs are excluded."
@@ -334,8 +335,8 @@ def measured_cells(trial: Trial) -> list[str]:
 
 
 def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) -> str:
-    """The note of a trial that did not run to its end; of one that did, why it is not the best
-    where it has the higher figure, which its reason says first, and what limits the meaning of its
+    """The note on a trial that did not run to its end. For a completed trial: why it is not the best
+    although it has the higher figure (the first part of its reason), and what limits its
     figures."""
     if trial.status is not TrialStatus.COMPLETED:
         return brief_note(trial, most=MAX_NOTE) if is_brief else note

@@ -53,7 +53,7 @@ from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 from autotune.trainers.documents.output_options import TRIAL_DIR
 
-NO_CONTROLLER = "no controller is running; `autotune tune SPEC` or `autotune serve` on this store continues the study; a service that already runs says at /api/v1/health what prevents it"
+NO_CONTROLLER = "no controller is running; run `autotune tune SPEC` or `autotune serve` on this store to continue the study; if a service is already running, its /api/v1/health says why the study does not continue"
 PAGE = 200
 """observed runs that are read at once where not all match"""
 AGAIN_IN_PYTHON = "no controller is running; the Python call that started the study continues it"
@@ -131,8 +131,8 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
-    """What changed while the study ran, of versions, the program's files and environment variables:
-    of each its first change."""
+    """The first change of each version, file of the program and environment variable while the study
+    ran."""
     changes: dict[str, str] = {}
     first: dict[str, str] = {}
     measured = [(t.number, t.measurement) for t in trials if t.measurement]
@@ -142,7 +142,7 @@ def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
             changes.setdefault(name, f"{name} changed from {then} to {now} before trial {number}")
         first = own | first
     said = "; ".join(changes.values())
-    again = "`autotune tune SPEC --new` starts again with what is there now"
+    again = "`autotune tune SPEC --new` starts a new study under the current conditions"
     return (
         [
             f"not all trials ran under the same conditions, so their speeds may not be comparable: {said}. {again}"
@@ -153,8 +153,8 @@ def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
 
 
 def _remarks(winner: Winner) -> list[str]:
-    """What limits the meaning of the figures of the best config and the baseline: of both once,
-    where it is the same."""
+    """The remarks on the figures of the best config and the baseline; a remark on both is listed
+    once."""
     found: dict[str, dict[int, None]] = {}
     for trial in filter(None, (winner.best, winner.baseline)):
         for remark in trial.measurement.remarks if trial.measurement else ():

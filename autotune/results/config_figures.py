@@ -91,7 +91,7 @@ def with_figures(
 
 
 def _at_highest_peaks(shown: Mapping[int, Trial]) -> dict[int, Trial]:
-    """The trials, each with the highest peak memory of its config's runs; finals keep their own."""
+    """The trials, each with the highest peak memory of its config's runs. Finals keep their own peak."""
     runs = defaultdict[ParallelConfig, list[Measurement]](list)
     for t in shown.values():
         if t.measured is not None:

@@ -19,9 +19,9 @@ from autotune.trainers import Launch
 
 
 def in_environment_of(study: Study, launch: Launch, inherited: Mapping[str, str]) -> Launch:
-    """The launch with the variables that its trials had: those that they `inherited`, named in a
-    note, and those that the study's runner gave them (`runner.env`); the launch's own win, as they
-    did there.
+    """The launch with the variables of its trials: those that the trials `inherited`, which a note
+    lists, and those of the study's runner (`runner.env`). The launch's own variables override both,
+    as in trials.
 
     Those of single nodes (`runner.node_env`) are named in a note, because a launch does not know
     its nodes.
@@ -35,7 +35,7 @@ def in_environment_of(study: Study, launch: Launch, inherited: Mapping[str, str]
     ]
     if more:
         notes.append(
-            f"the trials inherited {_listed(more)} from the environment of autotune, and this launch sets the same"
+            f"the trials inherited {_listed(more)} from autotune's environment, so this launch sets the same"
         )
     return replace(launch, env={**more, **given, **launch.env}, notes=(*launch.notes, *notes))
 

@@ -264,7 +264,7 @@ def _together(review: Review) -> Iterator[str]:
             f"{float(together.estimate.oom_probability):.0%} OOM risk"
         )
     if review.best_gain >= LEAST * together.gain.gain:
-        yield f"only sure gains are listed; `autotune plan` ranks all configs by predicted speed, up to {format_gain(review.best_gain)}"
+        yield f"edits that may be slower are not listed; `autotune plan` ranks all configs and predicts up to {format_gain(review.best_gain)}"
 
 
 def _changes(edit: Edit) -> str:

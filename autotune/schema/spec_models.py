@@ -186,7 +186,7 @@ class PeftDocument(Document, defer_build=True):
     )
     upcast: StrictBool | None = Field(
         default=None,
-        description="whether the program casts embeddings, norms and the output projection to fp32, as PEFT's `prepare_model_for_kbit_training` does; default: with qlora and PEFT, unless ZeRO-3 or FSDP shards the weights",
+        description="whether the program casts embeddings, norms and the output projection to fp32, as PEFT's `prepare_model_for_kbit_training` does; default: true for qlora with PEFT, unless ZeRO-3 or FSDP shards the weights",
     )
 
 

@@ -141,7 +141,7 @@ class Estimate(Plain):
     """probability that the peak exceeds the GPU's memory, 0 to 1"""
     mfu_peak_flops_per_s: Number = 0.0
     """peak of one GPU in the precision of the matmuls, the denominator of `mfu`: the datasheet's, or
-    what a calibration reached where that is higher; 0 in estimates of earlier versions"""
+    the rate that a calibration reached if it is higher; 0 in estimates of earlier versions"""
     level: Number = 1.0
     """factor on all times, learned from a study's earlier trials: measured step time divided by
     predicted step time on this cluster with its software"""

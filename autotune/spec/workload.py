@@ -43,7 +43,7 @@ class Peft:
     otherwise empty"""
     upcast: bool | None = None
     """whether the program casts embeddings, norms and the output projection to fp32, as PEFT's
-    `prepare_model_for_kbit_training` does; None: assumed for qlora with PEFT's adapters, unless
+    `prepare_model_for_kbit_training` does; None: true for qlora with PEFT's adapters, unless
     ZeRO-3 or FSDP shards the weights"""
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 `autotune.ports`.
 
     open_store(url_or_path) -> SqlStore       MemoryStore() -> the same in memory
-    open_to_read(url_or_path) -> SqlStore     which creates none
+    open_to_read(url_or_path) -> SqlStore     without creating the store
     sql, in_memory          the two classes
     tables, schema, migrations   the tables, their version, and the upgrades of older databases
     rows, packing, queries  values as rows, compact encodings, the reads with counts for dashboards
@@ -55,8 +55,8 @@ def open_store(
 
 
 def open_to_read(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
-    """The store at that path or URL, for a command that reads: one that does not exist is empty, and
-    is created only when a calibration or a dry run is kept. Raises what `open_store` raises."""
+    """The store at that path or URL, for a command that reads. A store that does not exist is empty,
+    and is created only to keep a calibration or a dry run. Raises what `open_store` raises."""
     from autotune.store.connection.location import find_location
     from autotune.store.in_memory import UnmadeStore
 

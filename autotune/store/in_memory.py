@@ -1,5 +1,5 @@
-"""A store in memory, which lives as long as its process: for tests and experiments, and in the
-place of a store that nobody has written to. It runs the same SQL as the others, on SQLite."""
+"""A store in memory, which lives as long as its process: for tests and experiments, and for reading
+a store that does not exist yet. It runs the same SQL as the others, on SQLite."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class MemoryStore(SqlStore):
 
 
 class UnmadeStore(MemoryStore):
-    """A store that does not exist, as commands that read see it: it is empty. A calibration or a dry
-    run that is kept in it creates it."""
+    """A store that does not exist yet, for commands that read: it is empty. Keeping a calibration or
+    a dry run creates it."""
 
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
         self._location = location
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Stores the constants, also in the store that is created for them."""
+        """Stores the constants here, and in the store that this creates."""
         super().save_calibration(cluster, trainer, values)
         with closing(SqlStore(self._location)) as made:
             made.save_calibration(cluster, trainer, values)
 
     def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
-        """Stores the profile, also in the store that is created for it."""
+        """Stores the profile here, and in the store that this creates."""
         super().save_profile(fingerprint, values)
         with closing(SqlStore(self._location)) as made:
             made.save_profile(fingerprint, values)

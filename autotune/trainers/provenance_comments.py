@@ -28,7 +28,7 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
         f"Measured {tuned['measured_at'] or 'at an unknown time'} by the {tuned['runner']} runner: {_speed(tuned)}",
         f"  over {tuned['steps']} steps"
         + (f" in {tuned['final_rounds']} final rounds" if tuned["final_rounds"] else "")
-        + f"; {tuned['trials']['measured']} runs before the finals were measured, {tuned['trials']['failed']} failed",
+        + f"; {tuned['trials']['measured']} runs were measured before the finals, and {tuned['trials']['failed']} failed",
     ]
     if default:
         lines.append(f"Baseline: {default['config']}: {_speed(default)}")

@@ -301,10 +301,10 @@ def test_other_processes_of_a_job_become_the_command() -> None:
     [
         ({}, ()),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": ""}, ()),
-        ({"RANK": "3"}, ("RANK=3 without", "nothing is reviewed or stored", "`unset RANK`")),
+        ({"RANK": "3"}, ("RANK=3 without", "neither reviewed nor stored", "`unset RANK`")),
         (
             {"RANK": "3", "WORLD_SIZE": "8"},
-            ("RANK=3, WORLD_SIZE=8", "nothing is", "`unset RANK WORLD_SIZE`"),
+            ("RANK=3, WORLD_SIZE=8", "neither reviewed", "`unset RANK WORLD_SIZE`"),
         ),
         ({"WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "may wait for other ranks")),
         ({"LOCAL_RANK": "2"}, ("LOCAL_RANK=2", "may wait for other ranks")),
@@ -328,5 +328,5 @@ def test_a_command_that_is_not_kept_because_of_a_leftover_rank_says_why_and_runs
         env={**kept, "RANK": "3"},
     )
     assert (out, code) == (b"3\n", 4)
-    assert err.startswith(b"autotune: RANK=3 without a launcher")
+    assert err.startswith(b"autotune: found RANK=3 without a launcher")
     assert err.count(b"\n") == 1

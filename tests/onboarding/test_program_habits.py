@@ -185,7 +185,7 @@ READ = {
         'import fire\ndef main(**kwargs):\n    train(kwargs)\nfire.Fire(main)\n',
         Read(
             document={"workload/peft/rank": 8},
-            notes=("planned with rank 8, because no option names",),
+            notes=("planned with rank 8, because no option sets their rank",),
         ),
         f"{ON_8} --use_peft --peft_method lora\n",
     ),
@@ -243,7 +243,7 @@ READ = {
     ),
     "an autocast that its flags do not decide leaves the format open": row(
         f'{ARGPARSE}{BATCH}p.add_argument("--bf16", action="store_true")\nif scaler is None:\n    step()\nelse:\n    with torch.cuda.amp.autocast():\n        step()\n',
-        Read(asked=("baseline",), notes=("does not understand autocast in line 8 without --bf16",)),
+        Read(asked=("baseline",), notes=("does not understand the autocast in line 8, which does not depend on --bf16",)),
     ),
     "a feed-forward that is counted with its gate is half as wide": Launch(
         {
@@ -260,7 +260,7 @@ READ = {
     ),
     "weights on the host under a condition are no certainty": row(
         f"{ARGPARSE}{BATCH}if cfg.cpu:\n    policy = CPUOffloadPolicy()\n",
-        Read(notes=("under a condition), planned on the GPU; if train.py keeps them there,",)),
+        Read(notes=("under a condition), planned on the GPU; if train.py keeps them on the host,",)),
     ),
     "adapters that are switched off are none": row(
         f'import peft\n{ARGPARSE}{BATCH}p.add_argument("--peft_enable", type=bool, default=True)\np.add_argument("--lora_rank", type=int, default=64)\n',

@@ -114,10 +114,12 @@ def test_a_study_whose_controller_died_is_listed_as_interrupted(
     (left,) = api.studies_document(store)["studies"]
     assert (left["status"], left["interrupted"]) == ("RUNNING", True)
     print_study(api.document(api.result_of(store, record.id)), [])
-    said = f"{record.id} ({record.study.name}): interrupted: no controller is running; `autotune"
+    said = (
+        f"{record.id} ({record.study.name}): interrupted: no controller is running; run `autotune"
+    )
     printed = capsys.readouterr().out
     assert said in printed
-    assert "a service that already runs says at /api/v1/health what prevents it" in printed
+    assert "its /api/v1/health says why the study does not continue" in printed
 
 
 def test_every_trial_can_be_explained(finished: tuple[Store, str], result: Result) -> None:

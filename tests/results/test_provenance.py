@@ -27,7 +27,7 @@ def test_a_launch_has_the_variables_that_the_runner_gave_to_its_trials() -> None
     assert launch.notes == (
         "first",
         "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7; set the same variables there",
-        "the trials inherited OMP_NUM_THREADS=4 from the environment of autotune, and this launch sets the same",
+        "the trials inherited OMP_NUM_THREADS=4 from autotune's environment, so this launch sets the same",
     )
 
 

@@ -139,7 +139,7 @@ def export(
 
 @contextmanager
 def _options_as_typed() -> Iterator[None]:
-    """An option of a trainer that a remedy names gets the words of the command line."""
+    """Writes a trainer's option in a remedy as it is typed on the command line."""
     try:
         yield
     except AutotuneError as error:

@@ -289,7 +289,8 @@ def _hand_over(
 
 
 def _checked(draft: Draft, folder: Path) -> tuple[Draft, str]:
-    """The draft without values that no valid config has, and why the spec cannot be loaded or has no valid config; empty if it can."""
+    """The draft without values that no valid config has; and why the spec cannot be loaded or has no
+    valid config, or an empty text."""
     from autotune import api
     from autotune.onboarding.valid_values import with_valid_values
     from autotune.schema.files import with_program_files

@@ -78,7 +78,7 @@ def plan(
         Literal["speed", "cost", "energy"] | None,
         typer.Option(
             "--sort",
-            help="With --clusters: show the fastest cluster first, or with --tokens the one with the lowest cost or energy. Default: the order in --clusters.",
+            help="With --clusters: sort by speed, or with --tokens by cost or energy, best first. Default: the order of --clusters.",
         ),
     ] = None,
     no_profile: NoProfileOption = False,

@@ -4,12 +4,12 @@ runs, in bytes per token on a rank.
     h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits experts that a token visits
 
 residual    the inputs of both norms, 2h                                       norm        their outputs, which the matrix products keep, 2h
-cast        where norms are kernels of their own: their inputs in fp32 in place of those in 16 bits, 2h more; and the normalized inputs, 2h, where their gain is
-            trained and multiplied apart (`Traits.keeps_normed`). Kernels that are compiled, and Liger's, keep neither
+cast        where norms are separate kernels: their inputs in fp32 instead of 16 bits, 2h more; and the normalized inputs, 2h, if a separate kernel multiplies
+            them with a trained gain (`Traits.keeps_normed`). Compiled kernels and Liger's keep neither
 attention   queries, keys, values and the output (Korthikanti et al., arXiv 2205.05198, section 4); with a latent also both sides of its norms. Rotary
             embeddings keep nothing: their gradient needs the angles alone
 mlp         what goes into the activation function (2f gated, f plain), and its output f
-adapters    inputs of PEFT's adapters; frozen weights keep none of norm, output and f (`trainable.adapters_kept`)
+adapters    inputs of PEFT's adapters (`trainable.adapters_kept`); with frozen weights, norm, output and f are not kept
 experts     the same once for every expert that a token visits, with a copy h of the token; the router's probabilities
 scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1)
 

@@ -125,9 +125,9 @@ def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
 
 
 def mfu_peak_flops_per_s(workload: Workload, table: ConfigTable, constants: Calibration) -> Column:
-    """What MFU is relative to, FLOP/s: the datasheet's peak, or the rate that the constants say
-    large matmuls reach, where that is higher. A CPU has no datasheet, and a calibration of one
-    measures more than its stated order of magnitude."""
+    """The peak that MFU is relative to, in FLOP/s: the datasheet's, or the rate of large matmuls
+    by the constants if this rate is higher. The stated peak of a CPU is only an order of
+    magnitude, and a calibration may measure more."""
     reached = constants.matmul_efficiency * reached_factor(table, constants)
     return peak_flops_per_s(workload, table) * np.maximum(1.0, reached)
 

@@ -89,10 +89,9 @@ def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
 
 
 def has_wide_stream(workload: Workload, table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Rows in which what flows between the layers is in fp32, as beside 4-bit weights under PEFT
-    (`trainable.py`), unless the program does not cast (`Peft.upcast`). Where nothing says, weights
-    that ZeRO-3 shards are not cast: they are loaded on the host, where TRL and axolotl leave them
-    as they are."""
+    """Rows in which the residual stream is in fp32, as with 4-bit weights and PEFT (`trainable.py`),
+    unless the program does not cast (`Peft.upcast`). By default, weights that ZeRO-3 shards are not
+    cast: they are loaded on the host, where TRL and axolotl do not change them."""
     peft = workload.peft
     if peft is None or peft.method != "qlora" or not has_library(workload, traits):
         return np.zeros(len(table), dtype=bool)

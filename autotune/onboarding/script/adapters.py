@@ -199,7 +199,7 @@ def _of_adapters(script: Script) -> Iterator[str]:
         and said.keys().isdisjoint(_RANKS)
         and not script.code.adapters
     ):
-        yield f"adapters are planned with rank {peft['rank']}, because no option names their rank"
+        yield f"adapters are planned with rank {peft['rank']}, because no option sets their rank"
     if peft and (saved := _words_of(script, ("modules_to_save",))):
         yield f"{NOT_COUNTED}{', '.join(saved)} (modules_to_save), planned as frozen although the launch trains them, so {NEEDS_MORE}"
     if 8 in _bits(said) or _are_on(said, "load_in_8bit"):

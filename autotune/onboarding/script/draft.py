@@ -136,7 +136,11 @@ def script_draft(
         notes += unread_files(script.started, cwd)
         away = offloaded_weights(script.started, cwd) or away
     if away:
-        so = f"; if {script.name} keeps them there," if away.endswith(UNDER_CONDITION) else ", so"
+        so = (
+            f"; if {script.name} keeps them on the host,"
+            if away.endswith(UNDER_CONDITION)
+            else ", so"
+        )
         notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU{so} {NEEDS_LESS}")
     if _tunes_nothing(found):
         notes.append(_how_to_be_told(found))

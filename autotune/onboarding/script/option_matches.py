@@ -246,7 +246,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     _tell_precision_once(found, decided)
     if found.precision_flags and not any(each.default for each in found.precision_flags):
         line, flag = script.code.plain_autocast, found.precision_flags[0].option.shown
-        found.unclear += [f"autocast in line {line} without {flag}"] if line else []
+        found.unclear += (
+            [f"the autocast in line {line}, which does not depend on {flag}"] if line else []
+        )
     if found.settings and found.settings.name not in found.files:
         found.settings = None
     found.fixed = _fixed(found, decided)

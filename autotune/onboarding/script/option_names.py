@@ -146,8 +146,8 @@ def meaning_of(
     """What the option stands for; None for options that autotune has no word for. `divided`: names
     that the script divides by its ranks; `autocast`: the number format of its autocast, where its
     text says it; `has_micro`: whether another option can only be the micro-batch; `by_tokens`:
-    whether the code, or another option, says that it is counted in tokens; `of_fairseq`: whether the options are
-    those of fairseq, whose `--max-tokens` is a batch."""
+    whether the code or another option says that it is counted in tokens; `of_fairseq`: whether the
+    options are those of fairseq, whose `--max-tokens` is a batch."""
     name = option.last
     if is_of_another_part(option):
         return None

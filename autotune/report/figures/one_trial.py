@@ -207,7 +207,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_over_time",
         title="Memory over time",
-        shows="Highest peak memory of any rank since the trial began, at the end of each step. The time axis shows the training after warm-up.",
+        shows="Highest peak memory of any rank since the trial began, at the end of each step. The time axis starts after warm-up.",
         how_to_read="Peak memory should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation, so a longer run may run out of memory.",
         svg=plot(
             [],

@@ -63,7 +63,7 @@ def step_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="step_parts",
         title="Where step time goes",
-        shows=f"Time in one optimizer step by cause, {known_by}, for the winner, the runner-up and the baseline.",
+        shows=f"{known_by.capitalize()} time in one optimizer step by cause, for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured median step. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ, so compare throughput, not just step times.",
         svg=stacked_bars(
@@ -263,8 +263,7 @@ def rank_parts(trial: Trial) -> Figure | None:
     return Figure(
         name="rank_parts",
         title="Where each rank's time goes",
-        shows=f"Time in a step by cause: predicted, and spent by each "
-              f"rank (mean over the steps after warm-up).{more}",
+        shows=f"Time in a step by cause: as predicted, and as measured on each rank (mean over the steps after warm-up).{more}",
         how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work; the others wait for the rank that waits least. "
         f"For details, run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
         svg=stacked_bars(

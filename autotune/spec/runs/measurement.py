@@ -93,15 +93,16 @@ class Measurement(Plain):
     """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not
     observed"""
     files: Mapping[str, str] = field(default_factory=dict)
-    """hashes of the program's own files by path: modules that it imported, and files that its
-    command names; a large file has its size and the time of its last change. Empty if not
+    """hashes of the program's own files by path: the modules that it imported, and the files that
+    its command names. Large files have their size and modification time instead. Empty if not
     observed"""
     environment: Mapping[str, str] | None = None
     """inherited environment variables that may affect the speed and that neither the spec nor
     autotune sets, such as OMP_NUM_THREADS; None if unknown"""
     remarks: tuple[str, ...] = ()
-    """what limits the meaning of these figures, as text: sequences of other lengths than the
-    spec's, evaluation or checkpoints that count as step time, ranks with different batches"""
+    """conditions that limit what these figures mean, as text: sequence lengths or batches that
+    differ from the spec, evaluation or checkpoints within the step time, ranks with different
+    batches"""
     allocator: str = ""
     """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty if they are the defaults or
     unknown"""
@@ -217,12 +218,12 @@ class Measurement(Plain):
 
 
 RESERVED = "reserved_memory_bytes"
-"""the reading of `Measurement.utilization` that has the memory reserved by the allocator"""
+"""the key in `Measurement.utilization` for the memory reserved by the allocator"""
 
 
 def at_highest_peak(measurement: Measurement, runs: Iterable[Measurement]) -> Measurement:
-    """The measurement with the highest memory peak of itself and of these runs of its config,
-    allocated and reserved."""
+    """The measurement with the highest peaks of allocated and reserved memory among itself and
+    these other runs of its config."""
     all_runs = (measurement, *runs)
     peaks = [m.peak_memory_bytes for m in all_runs if m.peak_memory_bytes is not None]
     reserved = [m.utilization[RESERVED] for m in all_runs if RESERVED in m.utilization]

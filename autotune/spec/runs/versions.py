@@ -34,8 +34,8 @@ def has_versions(known: Mapping[str, str], asked: Mapping[str, str]) -> bool:
 
 
 def conditions(measurements: Sequence[Measurement]) -> list[dict[str, str]]:
-    """What may have changed the speed of each: versions, hashes of files, and environment
-    variables, `unset` where only others have them."""
+    """The conditions that may affect the speed of each measurement: versions, hashes of files and
+    environment variables. A variable that only other measurements have is `unset`."""
     names = sorted({name for seen in measurements for name in seen.environment or ()})
     return [
         {
@@ -49,8 +49,8 @@ def conditions(measurements: Sequence[Measurement]) -> list[dict[str, str]]:
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """What differs between two sets of versions or conditions; what only one of them knows is no
-    difference."""
+    """The differences between two sets of versions or conditions. What only one of them knows does
+    not count."""
     return [
         (name, then[name], now[name])
         for name in sorted(then.keys() & now.keys())

@@ -49,8 +49,8 @@ _ONE_NUMBER = re.compile(r"(-?)(\d+)\.?(\d*)([kMGT]?| .?i?B| .?s)")
 
 
 def in_column(number: str, *, digits: int = 3) -> str:
-    """A number as text with all of its significant digits, as columns have them: `2.00k` beside
-    `1.99k`. Other texts stay."""
+    """A number as text, padded with zeros to this many significant digits, for a column: `2.00k`
+    beside `1.99k`. Other texts do not change."""
     found = _ONE_NUMBER.fullmatch(number)
     if found is None or not (known := f"{found[2]}{found[3]}".lstrip("0")) or len(known) >= digits:
         return number
@@ -108,8 +108,8 @@ def format_span(seconds: float | None) -> str:
 
 
 def format_mfu(share: float | None, digits: int = 1) -> str:
-    """`43.0%`; `-` when unknown, and when above 1: the peak it is relative to is too low then, as
-    the order of magnitude that is stated for a CPU can be."""
+    """`43.0%`; `-` if unknown or above 1. A share above 1 means that the stated peak is too low, as
+    it can be for a CPU."""
     return f"{share:.{digits}%}" if share is not None and 0 <= share <= 1 else UNKNOWN
 
 

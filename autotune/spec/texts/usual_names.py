@@ -99,7 +99,7 @@ FINDS_BATCH = re.compile(
 TRACKERS = re.compile(
     r"(use_|enable_|log_to_|log_|with_)?(wandb|tensorboard|mlflow|comet(_ml)?|neptune|clearml|tracking|swanlab|trackio)(_log(ging)?)?|push_to_hub"
 )
-"""flags that enable trackers, or upload the model"""
+"""flags that enable trackers or upload the model"""
 PRECISION_FLAGS: Mapping[str, str] = {
     "bf16": "(use_|enable_)?(bf16|bfloat16)(_training)?",
     "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",

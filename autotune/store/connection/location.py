@@ -97,7 +97,7 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
 
 
 def check_place(path: Path) -> None:
-    """Raises `SpecError` or `StoreUnavailableError` where an SQLite file may not be."""
+    """Raises `SpecError` or `StoreUnavailableError` if this path cannot be an SQLite file."""
     if path.is_dir():
         raise SpecError(
             f"a store must be a file, but {path} is a folder",
@@ -119,8 +119,8 @@ def check_place(path: Path) -> None:
 
 
 def check_exists(location: StoreLocation) -> None:
-    """Raises `NotFoundError` for a file that does not exist, and what `check_place` raises for one
-    that could not."""
+    """Raises `NotFoundError` for a file that does not exist, or what `check_place` raises if the
+    file could not be created."""
     if location.path is None or location.path.exists():
         return
     check_place(location.path)

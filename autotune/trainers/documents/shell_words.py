@@ -5,8 +5,8 @@ MODEL_ARGS+=("--fp8-format hybrid"); fi srun torchrun --nproc_per_node $GPUS pre
 "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
 
 Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and what
-Slurm sets by the lines `#SBATCH` are put in, and behind `set -- 8 train.py` the script's arguments
-(`$1`, `"$@"`, `shift`). Of conditions (`if`, `case`, `&&`, `||`), comparisons
+Slurm sets by the lines `#SBATCH` are put in. After `set -- 8 train.py`, so are the script's
+arguments (`$1`, `"$@"`, `shift`). Of conditions (`if`, `case`, `&&`, `||`), comparisons
 of words and numbers, -n and -z are decided by the variables of the script; any other condition
 counts as false. Bodies of loops and functions count once.
 """

@@ -64,7 +64,7 @@ class StepMetrics:
         return None
 
     def tokens_of(self, *, num_ranks: int) -> float | None:
-        """Tokens of the step, from a rate and a time that its line gives both; else None."""
+        """Tokens of the step, if its line has both a rate and a time; otherwise None."""
         rate = self.tokens_per_s or (self.tokens_per_s_per_gpu or 0.0) * num_ranks
         return rate * self.step_time_s if rate and self.step_time_s else None
 

@@ -224,7 +224,7 @@ def test_sequences_of_other_lengths_are_counted_on_average(
         assert not said
     else:
         assert of.seen().tokens == 8 * average
-        assert "13 tokens on average" in said[0]
+        assert ", 13 on average)" in said[0]
 
 
 def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_sequences_they_have() -> (
@@ -506,7 +506,7 @@ def test_work_between_steps_that_trains_nothing_is_named_with_its_share(
     ("lengths", "words"),
     [
         ([4, 6, 8, 8, 12, 16], ("grew from 4 to 16 tokens over 6 steps", "seq_len=16")),
-        ([10, 16, 8, 14, 12, 15], ("8 to 16 tokens (12 tokens on average)", "seq_len=16")),
+        ([10, 16, 8, 14, 12, 15], ("(8 to 16 tokens, 12 on average)", "seq_len=16")),
         ([8] * 6, ("sequences have 8 tokens, but the spec has seq_len=16",)),
         ([15] * 6, ()),  # inputs are a token shorter
         ([32] * 6, ()),  # two packed into one
@@ -529,10 +529,16 @@ def test_lengths_that_are_not_the_specs_are_told_with_the_measurement(
     [
         (
             [8, 8, 8, 8, 8, 16, 16, 32],
-            ("grew from 8 to 32 sequences", "the spec has 8", "0.62 times"),
+            ("sequences per step and rank grew from 8 to 32", "the spec has 8", "0.62 times"),
         ),
-        ([8, 8, 16, 8, 8, 16, 8, 8], ("2 of 8 steps train 16 sequences", "0.80 times")),
-        ([8, 8, 8, 1, 8, 8, 8, 1], ("2 of 8 steps train 1 sequences", "1.28 times", "drop_last")),
+        (
+            [8, 8, 16, 8, 8, 16, 8, 8],
+            ("sequences per step and rank is 16 in 2 of 8 steps", "0.80 times"),
+        ),
+        (
+            [8, 8, 8, 1, 8, 8, 8, 1],
+            ("sequences per step and rank is 1 in 2 of 8 steps", "1.28 times", "drop_last"),
+        ),
         ([8] * 8, ()),
     ],
 )

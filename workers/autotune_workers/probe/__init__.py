@@ -6,7 +6,7 @@ injected/             what is copied into a folder on PYTHONPATH of the program:
     written_files.py  files that are written or removed outside of the trial's folder; keeps what was there before
     training.py       optimizer steps, their micro-batches, sequences, times and memory, by public hooks of torch
     model_facts.py    what is trained: parameters, types, wrappers, optimizers, libraries
-    own_files.py      the user's files that it runs: imported modules, and what its command names
+    own_files.py      your files that the program runs: imported modules, and files that its command names
     parsed_options.py the options that the program's parser has, where they are asked for; `parsers.py`: the libraries of parsers
 probe_folder.py       the keeper's side: makes the folder, reads the reports, puts files back, removes the folder
 

@@ -421,9 +421,9 @@ def confirmed_by(
     alive: Sequence[ParallelConfig],
     rounds: int | None = None,
 ) -> list[Trial]:
-    """The first trials of these configs with what the finals (their first `rounds`) showed beside
-    the baseline of the same rounds, and with the highest memory peak of their runs, best reward
-    first."""
+    """The first trials of these configs, best reward first, with the results of the finals (their
+    first `rounds`) relative to the baseline in the same rounds, and with the highest memory peak
+    of their runs."""
     finals = ended_finals(trials)
     baseline = baseline_of(trials)
     first = {t.config: t for t in reversed(first_measurements(trials, study))}

@@ -1,5 +1,5 @@
-"""What the machine of this process does beside it: processor time of all processes, ours and
-others'; the cores that this one may use; TCP connections to other nodes. Linux."""
+"""The load on this process's machine: processor time of all processes, ours and others'; the cores
+that this process may use; TCP connections to other nodes. Linux."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 def usable_cores(root: str = "/") -> int:
-    """Cores that this process may run on, but no more than the tightest processor time that its
-    control groups allow, rounded up: what `autotune.detect` counts, which a program's Python may
-    not have. `root`: where /proc and /sys are."""
+    """The cores that this process may use: its affinity, limited by the tightest CPU quota of its
+    control groups, rounded up. `autotune.detect` counts the same, but the program's Python may not
+    have autotune. `root`: the folder with /proc and /sys."""
     cores = len(os.sched_getaffinity(0))
     for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
         controllers, path = [*line.split(":", 2), "", ""][1:3]

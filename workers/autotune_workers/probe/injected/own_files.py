@@ -1,9 +1,8 @@
-"""Which files of the user's this process runs, by their contents: Python files that it has imported
-and that are of no library, and files that its command and its launchers' commands name.
+"""Your files that this process runs, with hashes of their contents: imported Python files that
+belong to no library, and files that its command and its launchers' commands name.
 
-A file of more than `MOST_BYTES`, such as data, is told by its size and the time of its last change.
-What was written for this trial, and the program itself (`model_facts.script_version`), are left
-out.
+A file of more than `MOST_BYTES`, such as data, has its size and modification time instead. Files
+written for this trial and the program itself (`model_facts.script_version`) are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LIBRARIES = (
     os.path.dirname(os.path.abspath(__file__)),
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torchinductor_",
 )
-"""parts of the paths of their files; what torch's compiler writes is no program's own"""
+"""parts of their files' paths, including those that torch's compiler writes"""
 _PROBE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -32,7 +31,7 @@ def is_library(path: str) -> bool:
 
 
 def own_files(program: str) -> dict[str, str]:
-    """By path, relative to the folder of the program where they lie in it."""
+    """By path; files in the program's folder have paths relative to it."""
     folder, trial = os.path.dirname(program), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
     launch = os.path.dirname(trial) + os.sep if trial else ""
     found: dict[str, str] = {}

@@ -131,8 +131,8 @@ class Phase:
 
 
 def time_function(module: Any, name: str, phase: int, phases: Callable[[], Phases | None]) -> None:
-    """Has the time of the module's function count as that of the phase. `phases`: of the process,
-    which a fork gives new ones; None before it trains."""
+    """Counts the time of the module's function as time of the phase. `phases`: the phases of this
+    process, which are new after a fork; None before the process trains."""
     run = getattr(module, name, None)
     if run is None:
         return

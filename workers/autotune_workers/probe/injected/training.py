@@ -230,8 +230,8 @@ def compiled(seen: Seen) -> float:
 
 
 def watch(torch: Any, reports: Channel) -> Callable[[], Phases]:
-    """Sets the hooks; called once torch is imported. Returns what gives the phases of this process.
-    Raises what torch raises when it lacks a hook."""
+    """Sets the hooks; called once torch is imported. Returns a function that gives the phases of this
+    process. Raises what torch raises when it lacks a hook."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -510,7 +510,8 @@ def _wrap_backward(
 
     @functools.wraps(run_grad)
     def grad(*args: Any, **kwargs: Any) -> Any:
-        """A part of a pass, as for a penalty, or a program's own one: only its time is told."""
+        """A part of a backward pass, as for a penalty, or the program's own pass: only its time
+        counts."""
         if compiling() or seen.off or threading.get_ident() != seen.thread:
             return run_grad(*args, **kwargs)
         with _backward_pass(seen, reports):
@@ -521,7 +522,7 @@ def _wrap_backward(
 
 @contextlib.contextmanager
 def _backward_pass(seen: Seen, reports: Channel) -> Iterator[None]:
-    """What runs in it computes gradients."""
+    """The body counts as a backward pass."""
     seen.inside_backward += 1
     seen.phases.enter(BACKWARD)
     seen.profile.pass_begins()

@@ -40,8 +40,9 @@ class KeeperProcess:
         already."""
         self._pid = 0
         self._over = False
-        self._inherited: dict[str, str] = {}
         """whether its last message has come"""
+        self._inherited: dict[str, str] = {}
+        """inherited variables that may change the program's speed"""
         self._starter: subprocess.Popen[bytes] | None = None
         if connection is not None:
             self._channel = MessageChannel(connection, send_timeout_s=5.0)

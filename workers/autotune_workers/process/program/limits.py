@@ -1,10 +1,9 @@
-"""What limits the meaning of a program's figures, in words with the values: sequences of other
-lengths than the spec's, steps of other batches, and work between optimizer steps that trains
-nothing.
+"""Conditions that limit what a program's figures mean, in words with the values: sequence lengths
+and batches that differ from the spec, and work between optimizer steps that trains nothing.
 
-    share of other work    what was seen of it, or by how much the steps with it are longer than the median of those without it, whichever is more, by
-                           the time of all steps. So loading the data of an evaluation counts, and waiting for its loss
-    evaluation             calls of a module without gradients in some steps; where every step has one it may be a teacher or a policy
+    share of other work    its observed time, or the time by which steps with it exceed the median of steps without it, whichever is more, divided by
+                           the time of all steps. So loading an evaluation's data counts, and so does waiting for its loss
+    evaluation             calls of a module without gradients in some steps; if every step has one, it may be a teacher or a policy
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from autotune_workers.process.program.log import LoggedStep
 from autotune_workers.process.program.probe import SETTLED, TOKENS_SLACK, ProgramProbe, SeenStep
 
 OTHER_WORK = 0.03
-"""share of the step time from which on other work is told"""
+"""the least share of the step time for which other work is reported"""
 NOTICED = 0.01
-"""share of a step's time that other work must take to count"""
+"""the least share of a step's time for which other work counts"""
 OTHER_BATCH = 0.03
-"""relative difference between the mean batch and the spec's, from which on it is told"""
+"""the least relative difference between the mean batch and the spec's that is reported"""
 LOGGED_GROWTH = 1.25
-"""growth of a step's tokens by printed rates, from which on it is told"""
+"""the least growth of a step's tokens, by printed rates, that is reported"""
 GROWING = 0.9
-"""share of the steps that are no smaller than the step before, from which on they grow"""
-_LENGTHS = "speed and peak memory belong to these lengths, and tokens/s counts seq_len for each sequence. Fix the length in trials, or set workload.seq_len"
-_BY_TOKENS = "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, not the tokens actually trained; check that the batch options in trainer.argv or files match the spec"
+"""values grow if at least this share of them is no smaller than the value before"""
+_LENGTHS = "speed and peak memory hold only for these lengths, and tokens/s counts seq_len tokens for each sequence. Use a constant length in trials, or set workload.seq_len"
+_BY_TOKENS = "the number of sequences differs from step to step, as with micro-batches filled up to a token limit; tokens/s counts the spec's tokens per step, not the tokens actually trained. Check that the batch options in trainer.argv or files match the spec"
 
 
 def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tuple[str, ...]:
-    """All of them, of a program that the probe sees."""
+    """All of these conditions, for a program that the probe observes."""
     found = (
         _of_lengths(probe, workload) if workload.rl is None else "",
         _BY_TOKENS if probe.fills_by_tokens else _of_batches(probe),
@@ -43,16 +42,18 @@ def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tup
 
 
 def logged_limits(steps: Sequence[LoggedStep], expected: int) -> tuple[str, ...]:
-    """That the tokens of a step grow, of a program that only its log shows. `expected`: what the
-    spec says of a step. Rates are often means over several steps, so other differences tell
+    """The growth of a step's tokens, for a program of which only the log is known. `expected`: the
+    spec's tokens per step. Rates are often averages over several steps, so other differences mean
     nothing."""
     tokens = [step.tokens for step in steps if step.tokens is not None]
     if len(tokens) < len(steps) or not _grow(tokens) or tokens[-1] < LOGGED_GROWTH * tokens[0]:
         return ()
-    seen = f"a step grew from {tokens[0]:,.0f} to {tokens[-1]:,.0f} tokens over {len(tokens)} steps"
-    why = "by the times and rates in the log, unless its rates are means since the start"
-    so = "speed and peak memory belong to these steps. Fix the sequence length and the batch in trials"
-    return (f"{seen}, {why}, and the spec has {expected:,}; {so}",)
+    growth = (
+        f"by the log's times and rates, tokens per step grew from {tokens[0]:,.0f} to {tokens[-1]:,.0f} over {len(tokens)} steps "
+        f"(unless the rates are averages since the start), but the spec has {expected:,}; "
+        "speed and peak memory hold only for these steps. Use a constant sequence length and batch in trials"
+    )
+    return (growth,)
 
 
 def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
@@ -64,8 +65,8 @@ def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
         if _grow(lengths):
             seen = f"sequences grew from {lengths[0]:.0f} to {lengths[-1]:.0f} tokens over {len(lengths)} steps"
         else:
-            seen = f"sequences differ in length from step to step, {min(lengths):.0f} to {max(lengths):.0f} tokens ({mean(lengths):.0f} tokens on average)"
-        return f"{seen}, and {spec}; {_LENGTHS}"
+            seen = f"sequences differ in length from step to step ({min(lengths):.0f} to {max(lengths):.0f} tokens, {mean(lengths):.0f} on average)"
+        return f"{seen}, but {spec}; {_LENGTHS}"
     usual = median(lengths)
     slack = max(1.0, TOKENS_SLACK * expected)
     if (
@@ -78,7 +79,7 @@ def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
 
 
 def _of_batches(probe: ProgramProbe) -> str:
-    """As where accumulation grows, a step is left out, or the last batch of an epoch is short."""
+    """For example accumulation that grows, a step that is left out, or an epoch's short last batch."""
     share = probe.share
     counts = [
         share if probe.agrees(step) else step.sequences[0] for step in probe.steps if step.sequences
@@ -87,18 +88,18 @@ def _of_batches(probe: ProgramProbe) -> str:
     if not others or abs(mean(counts) / share - 1) < OTHER_BATCH:
         return ""
     if _grow(counts):
-        seen = f"the batch grew from {counts[0]:g} to {counts[-1]:g} sequences per step and rank over {len(counts)} steps"
+        seen = f"grew from {counts[0]:g} to {counts[-1]:g} over {len(counts)} steps"
     else:
         extent = " to ".join(f"{count:g}" for count in sorted({min(others), max(others)}))
-        seen = f"{len(others)} of {len(counts)} steps train {extent} sequences on a rank"
+        seen = f"is {extent} in {len(others)} of {len(counts)} steps"
     return (
-        f"{seen}, but the spec has {share:g}; tokens/s counts the spec's batch for each step, {share / mean(counts):.2f} times what was trained. "
-        "Fix the batch in trials; an epoch's last, short batch is left out with drop_last=True"
+        f"the number of sequences per step and rank {seen}, but the spec has {share:g}; tokens/s counts the spec's batch in every step, which is {share / mean(counts):.2f} times "
+        "what was trained. Use a constant batch in trials; if only an epoch's last batch is short, set drop_last=True"
     )
 
 
 def _grow(values: Sequence[float]) -> bool:
-    """Whether these values of steps grow, but for some."""
+    """Whether the values of successive steps grow, with few exceptions."""
     rising = sum(after >= before for before, after in pairwise(values))
     return (
         len(values) > SETTLED and values[-1] > values[0] and rising >= GROWING * (len(values) - 1)
@@ -106,7 +107,7 @@ def _grow(values: Sequence[float]) -> bool:
 
 
 def _of_other_work(steps: Sequence[SeenStep]) -> Iterator[str]:
-    """Of evaluating, and of saving."""
+    """Evaluation, and saving checkpoints."""
     for what, times_s, may_train in (
         ("evaluation (forward passes without gradients)", [s.evaluation_s for s in steps], True),
         ("saving checkpoints", [s.checkpoint_s for s in steps], False),
@@ -120,6 +121,6 @@ def _of_other_work(steps: Sequence[SeenStep]) -> Iterator[str]:
         share = max(sum(times_s), more_s) / sum(s.time_s for s in steps)
         if share >= OTHER_WORK:
             yield (
-                f"{what} takes {share:.0%} of the step time, in {sum(has)} of {len(steps)} steps; it counts in tokens/s and makes configs look more alike. "
-                "Switch it off in trials, or do it less often"
+                f"{what} takes {share:.0%} of the step time (in {sum(has)} of {len(steps)} steps); tokens/s includes this time, so configs look more alike. "
+                "Turn it off in trials, or do it less often"
             )

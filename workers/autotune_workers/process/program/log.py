@@ -125,7 +125,7 @@ class LoggedStep:
     together: int = 1
     """steps that arrived at once with it, whose mean its time is"""
     tokens: float | None = None
-    """that it trained by the rate and the time of its line; None where the log does not say both"""
+    """that the step trained, by the rate and the time in its line; None if the log lacks one of them"""
 
 
 def as_series(values: Iterable[float | None]) -> tuple[float, ...]:

@@ -48,7 +48,7 @@ class SeenStep:
     evaluation_s: float
     """seconds in calls of modules without gradients"""
     checkpoint_s: float
-    """seconds in which it saved"""
+    """seconds in which the program saved checkpoints"""
 
 
 VARYING = 3
@@ -180,8 +180,7 @@ class ProgramProbe:
 
     @property
     def own_files(self) -> dict[str, str]:
-        """The user's files that the program runs, by their contents, without those that it
-        writes."""
+        """Hashes of your files that the program runs, except those that it writes."""
         folder = os.path.dirname(str(self.facts.get("program", "")))
         return {
             name: contents
@@ -280,8 +279,8 @@ class ProgramProbe:
 
     @property
     def is_packed(self) -> bool:
-        """Whether its steps have the config's tokens, in sequences of any length; also where each
-        rank has a part of every sequence."""
+        """Whether its steps have the config's tokens, in sequences of any length, or each rank has
+        a part of every sequence."""
         step = self.typical
         return step is not None and (self._agrees_in_tokens(step) or self._request.config.cp > 1)
 

@@ -91,7 +91,7 @@ class ProgramTrial:
         self._launched_s = self._progress_s = self._heard_s = now_s
 
     def note_environment(self, variables: Mapping[str, str]) -> None:
-        """Variables that the program inherits and that may change its speed."""
+        """Keeps the inherited variables that may change the program's speed."""
         self._environment = dict(variables)
 
     def hear_output(self, left_out: LeftOut, now_s: float) -> None:
@@ -500,7 +500,7 @@ class ProgramTrial:
         return float(max(filter(None, seen), default=0)) or None
 
     def _limits(self) -> tuple[str, ...]:
-        """What limits the meaning of its figures, by whose steps count."""
+        """Conditions that limit what its figures mean, from the probe or the log, whichever counts."""
         asked = self.request
         if asked.as_it_is:
             return ()
