@@ -341,6 +341,7 @@ def test_doctor_says_where_the_first_study_could_create_no_store(run, tmp_path, 
     )
     monkeypatch.setattr(os, "access", lambda folder, mode: False)
     assert of_store()["status"] == "failed"
+    assert of_store()["detail"].endswith(f"none.db, and {tmp_path} is not writable")
     assert of_store()["remedy"].startswith(f"make {tmp_path} writable")
 
 

@@ -255,10 +255,12 @@ def _store(url: str | None) -> Check:
             count = len(store.studies(limit=1))
     except NotFoundError as error:
         folder = _folder(url)
+        can_be = os.access(folder, os.W_OK)
+        then = "; the first study creates it" if can_be else f", and {folder} is not writable"
         return Check(
             name="results database",
-            status=OK if os.access(folder, os.W_OK) else FAILED,
-            detail=f"{error.message}; the first study creates it",
+            status=OK if can_be else FAILED,
+            detail=error.message + then,
             remedy=f"make {folder} writable, or use another store (--store)",
         )
     except (SpecError, StoreError) as error:
@@ -273,7 +275,7 @@ def _store(url: str | None) -> Check:
 
 
 def _folder(url: str | None) -> Path:
-    """The folder of the store, or the nearest one around it that exists."""
+    """The folder of the store, or the nearest existing folder above it."""
     from autotune.settings import data_folder
     from autotune.store.connection.location import find_location
 

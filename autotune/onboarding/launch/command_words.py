@@ -167,8 +167,8 @@ class CommandParts:
     """whether it is a Python program, or one of `COMMANDS`"""
     arguments: tuple[str, ...]
     behind_python: tuple[str, ...] = ()
-    """words between the interpreter and the program: Python's own options, and the module of a
-    launcher of ranks with its `-m`"""
+    """words between the interpreter and the program: Python's own options, and `-m` with the
+    launcher's module"""
     wrapped: tuple[str, ...] = ()
     """words before the launchers that start another program with an effect on it: `numactl -l`,
     `conda run -n train`, `sudo -E`, `bind.sh`"""

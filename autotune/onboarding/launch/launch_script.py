@@ -69,7 +69,7 @@ _SHELLS = ("bash", "sh", "zsh", "sbatch")
 _OTHER_PROGRAM = re.compile(
     r"^(?!.*(train|tune))(.*[_.])?(prep(are|rocess)?|convert|download|tokenize|eval(uate)?|test|infer(ence)?|generate|sample|merge|export|upload)(_|\.|$)"
 )
-"""names of programs beside a training"""
+"""names of programs that do not train"""
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed")
 _BY_NAME = frozenset({"conda", "mamba", "micromamba", "pyenv"})
 
@@ -138,7 +138,7 @@ class Started:
     gpus_per_node: int | None
     """ranks of a node; None where it does not say"""
     behind_python: tuple[str, ...] = ()
-    """Python's own options and the module of the launcher, where Python starts it: `-m
+    """Python's own options, and the launcher's module if Python starts the launcher: `-m
     torch.distributed.run`"""
     wrapped: tuple[str, ...] = ()
     """words before the launcher that start it, such as `numactl -l`"""
@@ -157,8 +157,8 @@ class Started:
     """where it runs by the script's `cd`, as `shell_folders` has it"""
 
     def by_torchrun(self, **changes: Any) -> Started:
-        """The same with torchrun in place of its launcher, which gives its ranks no options of
-        Python."""
+        """The same launch with torchrun as its launcher. Torchrun passes no Python options to its
+        ranks."""
         options = (word for word in self.carried if word.startswith("-"))
         left_out = [word for word in (*self.behind_python, *options) if word != "-u"]
         changes |= {"carried": (), "behind_python": (), "wrapped": (*self.wrapped, *left_out)}
@@ -190,9 +190,10 @@ class Started:
 
 
 def started_by(text: str) -> Started | None:
-    """What the script starts: of several programs one that post-trains, then one behind a launcher,
-    then one whose name is none of a preparation or evaluation, then the one with the most options; None where it starts none. A command that nobody here knows
-    counts where its options are those of a training."""
+    """The program that the script starts, or None. Among several programs the order of preference
+    is: one that post-trains, one behind a launcher, one whose name is not that of a preparation or
+    evaluation, the one with the most options. An unknown command counts if it has options of a
+    training."""
     run = commands_of(text)
     best: tuple[tuple[bool, bool, bool, int], Started] | None = None
     for place, (words, _, folder) in enumerate(run.commands):
@@ -222,8 +223,8 @@ def started_by(text: str) -> Started | None:
 
 
 def script_of(words: Sequence[str]) -> tuple[str, Path] | None:
-    """(text, path) of the shell script that a command runs, with what the command gives it as its
-    arguments; None for any other command."""
+    """(text, path) of the shell script that a command runs, with the command's arguments for the
+    script; None for any other command."""
     behind = words[1:] if words[0].rpartition("/")[2] in _SHELLS else words
     path = Path(next(iter(behind), ""))
     if path.suffix not in SHELL_SCRIPTS or not path.is_file():

@@ -356,8 +356,7 @@ def _is_trainers(started: Started) -> bool:
 
 
 def _has_trainer(script: Script) -> bool:
-    """Whether the text of a program, or of a module that it imports, names a trainer's
-    arguments."""
+    """Whether the program or a module that it imports names a trainer's arguments."""
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
     return any(name.endswith(endings) for name in script.code.whole.names)
 

@@ -114,8 +114,7 @@ def _adapters(script: Script) -> Mapping[str, Any]:
 
 
 def _is_of_trl(script: Script) -> bool:
-    """Whether its adapters are those of trl's `ModelConfig`, whose rank is 16 where PEFT's is
-    8."""
+    """Whether trl's `ModelConfig` sets the adapters. Its default rank is 16, and PEFT's is 8."""
     return "use_peft" in script.said and (script.parser == "HfArgumentParser" or not script.is_read)
 
 

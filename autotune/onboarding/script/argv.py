@@ -21,7 +21,7 @@ from autotune.trainers.documents.placeholders import braced
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 OMITTED = "trials omit {}, because autotune starts their ranks; if trials need one of these words, add it to trainer.argv before the program"
-"""the note on `left_out`"""
+"""the note about the words in `left_out`"""
 EACH_STEP = "--logging_steps=1"
 _REQUIRED = "fill in: the script requires this option ({})"
 OFF_IN_TRIALS = "off in trials; your value is under `training` below"

@@ -100,7 +100,7 @@ def _spawns(call: ast.Call) -> bool:
 
 
 def _offloads(call: ast.Call) -> bool:
-    """Whether it has FSDP keep weights on the host."""
+    """Whether the call makes FSDP keep weights on the host."""
     asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
     is_asked = called_name(call) == "CPUOffload" and literal_or_none(asked) is not False
     return is_asked or called_name(call) == "CPUOffloadPolicy"
@@ -125,7 +125,7 @@ class Code:
     whole: Text = _NOTHING
     """with the modules beside it that it imports"""
     modules: tuple[Text, ...] = ()
-    """each by itself: the script, and these modules, the nearest first"""
+    """the script and these modules separately, the nearest first"""
     imports_parser: bool = False
     """whether one of these has its parser, and so perhaps its training loop"""
 
@@ -172,11 +172,11 @@ class Code:
 
     @cached_property
     def spawns_if(self) -> frozenset[str]:
-        """Names of the switches under which `mp.spawn` stands."""
+        """Names of the switches that `mp.spawn` depends on."""
         return self._switches_of(_spawns)
 
     def _switches_of(self, is_meant: Callable[[ast.Call], bool]) -> frozenset[str]:
-        """Names of the switches under which such a call stands: `if args.multiprocessing:`."""
+        """Names of the switches that such a call depends on: `if args.multiprocessing:`."""
         tests = (node for node in self.whole.nodes if isinstance(node, ast.If))
         guards = (
             node for node in tests if any(is_meant(c) for each in node.body for c in calls_of(each))
@@ -185,8 +185,8 @@ class Code:
 
     @cached_property
     def counts_nodes(self) -> frozenset[str]:
-        """Names of numbers of nodes, which it multiplies by the ranks of a node: `args.world_size =
-        ngpus_per_node * args.world_size`."""
+        """Names for a number of nodes, which the code multiplies by the ranks per node:
+        `args.world_size = ngpus_per_node * args.world_size`."""
         products = (each for each in self.whole.assignments if isinstance(each.value, ast.BinOp))
         found = set()
         for node in products:
@@ -199,8 +199,8 @@ class Code:
 
     @cached_property
     def submits(self) -> bool:
-        """Whether it hands its training to a scheduler by submitit, itself or in a function that it
-        calls."""
+        """Whether the script submits its training to a scheduler with submitit, directly or in a
+        function that it calls."""
         if self.own.calls(*_EXECUTORS):
             return True
         called = {called_name(call) for call in self.own.calls()}
@@ -241,7 +241,7 @@ class Code:
 
     @cached_property
     def in_tokens(self) -> frozenset[str]:
-        """Names that it divides by a number of tokens: `total_batch_size // (B * T * world_size)`,
+        """Names that the code divides by a number of tokens: `total_batch_size // (B * T * world_size)`,
         `batch % (micro_batch * seq_len)`."""
         found = set()
         for node in self.whole.nodes:
@@ -295,7 +295,7 @@ class Code:
 
     @cached_property
     def of_policy(self) -> str:
-        """The number format of FSDP's mixed precision, where a flag may switch it on."""
+        """The precision in FSDP's mixed-precision policy, which a flag may enable; empty if unclear."""
         calls = self.whole.calls("MixedPrecisionPolicy", "MixedPrecision")
         types = [keywords_of(call).get("param_dtype") for call in calls]
         named = {_FORMATS.get(ast.unparse(each), "") for each in types if each is not None}
@@ -303,7 +303,7 @@ class Code:
 
     @cached_property
     def plain_autocast(self) -> int:
-        """Line of an autocast that no switch and no test of a number format decides. 0: none."""
+        """Line of an autocast that depends on no switch and on no check of the precision; 0: none."""
         tests = (node for node in self.whole.nodes if isinstance(node, ast.If | ast.IfExp))
         of_format = (node for node in tests if _OF_FORMAT.search(ast.unparse(node.test).lower()))
         decided = {id(part) for node in of_format for part in ast.walk(node)}
@@ -322,8 +322,8 @@ class Code:
         )
 
     def _switch(self, node: ast.expr) -> bool | None:
-        """Whether a switch is on, also one that is set to the same value wherever it is set; None
-        where that is not known."""
+        """Whether a switch is on, also if every assignment gives it the same value; None if
+        unknown."""
         named, sets = last_name(node), self.whole.assignments
         values = [literal_or_none(s.value) for s in sets if named in map(last_name, s.targets)]
         is_set = bool(named and values) and all(value is values[0] for value in values)
@@ -348,9 +348,9 @@ class Code:
 
     @cached_property
     def formats(self) -> frozenset[str]:
-        """Narrow number formats that its code names, such as `torch.bfloat16`, `model.half()`; that
-        of an autocast which is on or off by a value that its text does not say; and what a
-        trainer's class is told by a variable."""
+        """Narrow precisions that the code names, such as `torch.bfloat16` and `model.half()`; the
+        precision of an autocast whose switch is unknown; and a variable that sets the precision
+        of a trainer's class."""
         told = map(_precision_of, self.body.calls(*_TRAINERS))
         names = {node.attr for node in self.body.nodes if isinstance(node, ast.Attribute)}
         found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
@@ -383,8 +383,8 @@ class Code:
 
     @cached_property
     def loads_as(self) -> tuple[str, int]:
-        """(type of the weights, line) of the models that its text loads (`loaded_as`): of the
-        nearest module that loads any, because others have models of their own."""
+        """(type of the weights, line) of the models that the nearest module loads (`loaded_as`).
+        Other modules may load other models."""
         loading = (each for each in self.modules if any(map(loads_a_model, each.calls())))
         return loaded_as(next(loading, self.whole))
 
@@ -420,8 +420,8 @@ class Code:
         return f"{called_name(call)} in line {call.lineno}", bool(sure)
 
     def _adapters_of(self, call: ast.Call) -> ast.expr | None:
-        """The adapters that a call gives a trainer, which wraps the model in them; None where there
-        are none, or where options decide (TRL's `get_peft_config`)."""
+        """The adapters that a call passes to a trainer, which adds them to the model; None without
+        adapters, or if options decide (TRL's `get_peft_config`)."""
         given = keywords_of(call).get("peft_config")
         if given is None or not called_name(call).endswith("Trainer"):
             return None
@@ -492,7 +492,7 @@ class Code:
 
     @cached_property
     def offloads_if(self) -> frozenset[str]:
-        """Names of the switches under which it stands."""
+        """Names of the switches that this call depends on."""
         return self._switches_of(_offloads)
 
     @cached_property

@@ -408,8 +408,8 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stage_of_strategy(script: Script) -> int:
-    """The ZeRO stage of Lightning's strategy: `deepspeed_stage_2`, `fsdp`; 0 where it shards
-    nothing."""
+    """The ZeRO stage of Lightning's strategy, such as `deepspeed_stage_2` or `fsdp`; 0 without
+    sharding."""
     said = str(script.said.get("strategy") or "") if script.is_of_lightning else ""
     found = re.match(r"deepspeed(?:_stage_([123]))?|fsdp", said)
     if found is None:
@@ -603,8 +603,7 @@ class LaunchToday:
 
     @property
     def _batch_of_program(self) -> str | None:
-        """The option that leaves the batch of a step to the program (`--total-batch-size=-1`); None
-        where none does."""
+        """The option that leaves the batch to the program (`--total-batch-size=-1`), or None."""
         whole = self.found.used.get("global_batch_size")
         value = whole.default if whole and "accumulation_steps" not in self.found.used else None
         return f"{whole.option.shown}={value}" if whole and value in (-1, 0) else None

@@ -133,8 +133,8 @@ class ScriptOption:
 def options_of(
     text: Text, beside: Mapping[str, tuple[str, ast.ClassDef]] = MappingProxyType({})
 ) -> tuple[str, tuple[ScriptOption, ...]]:
-    """(the parser, its options); an empty name where nothing reads options. `beside`: the classes
-    of the modules that it imports, with their files."""
+    """(the parser, its options); an empty name if nothing reads options. `beside`: the classes in
+    imported modules, with their files."""
     readers = (
         ("configurator", _configurator),
         ("HfArgumentParser", partial(_hugging_face, beside=beside)),
@@ -255,7 +255,7 @@ def _prefix(name: str) -> str:
 
 
 _OF_TRAINER = "torch_compile"
-"""an option of transformers' `TrainingArguments`, without which the loop is the program's own"""
+"""an option of transformers' `TrainingArguments`; without it the program has its own loop"""
 _OF_TRL = frozenset(name for name, _ in TRAINER_ARGUMENTS) - {"TrainingArguments"}
 _PARSERS = frozenset({"HfArgumentParser", "TrlParser"})
 
@@ -326,7 +326,7 @@ def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator
 
 
 def _of_library(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
-    """Names of the classes that it derives from and that are none of the program's own."""
+    """Names of its base classes that are not the program's own."""
     for base in map(last_name, declared.bases):
         own = classes.get(base)
         if own is None or own is declared:

@@ -43,7 +43,7 @@ _RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|ge
 _JUDGES = re.compile(
     r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate|save\w*|checkpoint\w*|ckpt)(?:_.*)?"
 )
-"""names of functions that evaluate or save, whose lines are none of a step"""
+"""names of functions that evaluate or save; what they print does not belong to a step"""
 _NOW = re.compile(
     r"\b(?:time|perf_counter|monotonic|process_time|default_timer)\(\) - (?P<since>[A-Za-z_][\w.]*)"
 )

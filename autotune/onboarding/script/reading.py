@@ -106,7 +106,7 @@ def _without_main(tree: ast.Module) -> ast.Module:
 
 
 _DEEPSPEED = frozenset({"deepspeed", "use_deepspeed", "enable_deepspeed"})
-"""names of switches for it"""
+"""names of switches for DeepSpeed"""
 _HOLDS_OPTIONS = re.compile(
     r"\$\{?(\w*_)?(args?|arguments|opts?|options?|params?|parameters|flags?)(_\w*)?(\[[@*]\])?\}?",
     re.IGNORECASE,
@@ -188,16 +188,16 @@ class Script:
 
     @property
     def is_without_deepspeed(self) -> bool:
-        """Whether it has a switch for DeepSpeed that is off."""
+        """Whether the script has a switch for DeepSpeed that is off."""
         return self.is_off(_DEEPSPEED)
 
     def is_off(self, switches: frozenset[str]) -> bool:
-        """Whether one of these names is that of a flag which is not on."""
+        """Whether one of these switches is a flag that is not set."""
         return any(o.name in switches and o.kind == "flag" and not o.present for o in self.options)
 
     @property
     def _has_devices(self) -> bool:
-        """Whether it is of Lightning, which starts a rank for each device, and told several."""
+        """Whether the script uses Lightning, which starts one rank per device, with several devices."""
         counts = [o.present for o in self.options if target_of(o.last) == "nproc_per_node"]
         several = (each for each in counts if type(each) is int and each not in (0, 1))
         return self.started is not None and self.is_of_lightning and any(several)

@@ -403,10 +403,10 @@ _KNOBS = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size
 def written_constants(
     text: Text, parser: str = "constants", options: Sequence[ScriptOption] = ()
 ) -> Written | None:
-    """What it sets once, to a literal, by a name that stands for a knob or a figure of the
-    workload, and that no option has; None where no batch is among them. Beside options of a
-    micro-batch and none of the whole batch: the accumulation that it gives accelerate's
-    `Accelerator`. `parser`: what reads the options."""
+    """The values that the text sets once, to a literal, under a name for a knob or a figure of the
+    workload that no option has; None without a batch. If there is an option for the micro-batch but
+    none for the whole batch: the accumulation passed to accelerate's `Accelerator`. `parser`: what
+    reads the options."""
     told = {meaning.target for each in options if (meaning := meaning_of(each)) is not None}
     if told & _KNOBS not in (set(), {"micro_batch_size"}):
         return None

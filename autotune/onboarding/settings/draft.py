@@ -68,14 +68,14 @@ class Settings:
 
 
 _ABOVE = 4
-"""folders above the settings in which the files that they name are looked for"""
+"""folders above the settings that are searched for the files named in them"""
 _FUSED_LOSS = ("enable_liger_kernel", "liger_fused_linear_cross_entropy")
 """LLaMA-Factory's and axolotl's settings for Liger's loss"""
 
 
 def started_in(file: Path, document: Mapping[str, Any]) -> Path:
-    """The folder in which a program of these settings is started: the nearest one above their file
-    in which another file is that they name, else that of their file."""
+    """The folder in which the program of these settings starts: the nearest folder above their file
+    from which a path in the settings leads to a file; otherwise their file's folder."""
     values = (value for _, value in flat(document) if isinstance(value, str))
     named = [value for value in values if "/" in value and value.endswith(DOCUMENTS)]
     above = (file.parent, *file.resolve().parent.parents[:_ABOVE])

@@ -140,8 +140,8 @@ def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
 
 
 def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
-    """The values of the file as options that no argument carries; of seeds the outermost first,
-    because that of a data set is none of the training."""
+    """The file's values as options that no argument carries. The outermost seed comes first, because
+    inner ones, such as a data set's, are not the seed of the training."""
     values = sorted(_values(file.document), key=lambda v: v[0].count(".") * v[0].endswith("seed"))
     for path, value in values:
         yield ScriptOption(

@@ -45,8 +45,8 @@ class SettingsProgram:
     peft: tuple[str, str]
     """keys of the kind and of the rank of adapters"""
     upcast: bool | None = None
-    """whether it casts embeddings and norms beside 4-bit weights to fp32; None: as PEFT does
-    (axolotl: loaders/model.py)"""
+    """whether the program casts embeddings and norms to fp32 when weights have 4 bits; None: as PEFT
+    does (axolotl: loaders/model.py)"""
     more: tuple[str, ...]
     """settings of every trial"""
     optimizer: str = ""
