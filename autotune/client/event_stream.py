@@ -27,7 +27,7 @@ class EventStream:
         """whether the study's last event has arrived"""
 
     def call(self) -> Call:
-        """The next request. Drops the incomplete event of a broken connection."""
+        """The next request. Drops the incomplete event that a broken connection left."""
         self._kind, self._data, self._is_open = "", [], False
         return Call(
             path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"}

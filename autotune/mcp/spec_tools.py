@@ -167,7 +167,8 @@ class SpecTools:
             ),
         ] = None,
         log: Annotated[
-            str | None, Field(description="Text of the launch's log, for its step times.")
+            str | None,
+            Field(description="Text of the launch's log, from which step times are read."),
         ] = None,
         train_tokens: Annotated[
             float | None,

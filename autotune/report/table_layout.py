@@ -82,7 +82,7 @@ class FittedTable:
         """Adds a row: one cell for each column, those that may be left out too."""
         if len(cells) != len(self.columns):
             raise ValueError(
-                f"a row of {len(self.columns)} columns needs as many cells, but got {len(cells)}"
+                f"a row needs {len(self.columns)} cells, one for each column, but got {len(cells)}"
             )
         self.rows.append((cells, style))
 

@@ -129,7 +129,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="no spikes of the gradient norm",
         values={
             "spikes": ScoredValue(
-                meaning=f"share of steps with a gradient norm above {SPIKE_FACTOR:g} x its neighbours' median, unless the fp32 norm is too",
+                meaning=f"share of steps with a gradient norm above {SPIKE_FACTOR:g} times the median of neighboring steps, unless the fp32 norm is as high",
                 good=0.0,
                 bad=0.2,
             )

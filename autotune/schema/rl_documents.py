@@ -204,7 +204,7 @@ class RolloutDocument(Document, defer_build=True):
     )
     generation_s: Seconds | None = Field(
         default=None,
-        description="time to generate a step's responses in seconds, instead of tokens_per_s_per_gpu",
+        description="time in seconds to generate a step's responses; an alternative to tokens_per_s_per_gpu",
     )
     gpus: Count | None = Field(
         default=None,
@@ -415,7 +415,7 @@ def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = 
     if mean is None:
         raise SpecError(
             f"the log contains no {which} lengths",
-            remedy="specify the lengths as mean and percentiles",
+            remedy="specify the lengths as a mean and percentiles",
             field=field,
         )
     return located(

@@ -82,7 +82,7 @@ def statement(
     place = math.ceil((len(found) + 1) * level)
     if place > len(found):
         return (
-            f"sends between the first pick's pipeline stages on different nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence; "
+            f"transfers between the first pick's pipeline stages on different nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence; "
             "try this config and a config without a pipeline across nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])

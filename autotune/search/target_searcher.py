@@ -227,7 +227,7 @@ class TargetSearcher(Searcher):
         if not self._asked:
             why = max(refusals, key=lambda reason: refusals[reason], default="")
             return f"none of the {self._looked_at} best configs has a proxy on {self.at_hand.name}: {why}"
-        return f"no further proxy is expected to change the target's ranking by {self._worth:.1%} or more"
+        return f"no further proxy run is expected to speed up the target's first pick by {self._worth:.1%} or more"
 
     @property
     def without_proxy(self) -> Mapping[str, int]:

@@ -263,7 +263,7 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("tp", "dp", "cp", "ep"),
         check=lambda w, t: _expert_ranks(w, t.tp, t.dp, t.cp) % t.ep == 0,
         reason=lambda w, c: (
-            f"expert-parallel ranks are taken from the {_named_expert_ranks(w)} ranks, so ep must divide their number, "
+            f"expert-parallel ranks are taken from the {_named_expert_ranks(w)} ranks, so ep must divide the number of these ranks, "
             f"but ep={c.ep} and {_named_expert_ranks(w)} = {_expert_ranks(w, c.tp, c.dp, c.cp)}; "
             f"use {listed(divisors(_expert_ranks(w, c.tp, c.dp, c.cp), at_most=64))}"
         ),

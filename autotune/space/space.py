@@ -156,7 +156,9 @@ class SearchSpace:
             broken := self.launchable.why_not(self.workload, config)
         ):
             return broken
-        raise AssertionError(f"{config} satisfies every rule and knob, but was not enumerated")
+        raise AssertionError(
+            f"{config} satisfies every rule and has allowed values, but was not enumerated"
+        )
 
     @property
     def knobs(self) -> Mapping[str, tuple[Any, ...]]:

@@ -211,7 +211,7 @@ class ClusterSpec:
     @property
     def domain_gpus(self) -> int:
         """Number of GPUs in the largest group joined by the intra_node
-        link: a node, or the nodes of a domain."""
+        link: one node, or all nodes of an NVLink domain."""
         return self.nodes_per_domain * self.gpus_per_node
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -125,7 +125,7 @@ class CheckpointPolicy(Plain):
     each other would allow a longer interval"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the source of the formula."""
+        """Plain JSON values, with the paper or code that the formula comes from."""
         return {
             **Plain.to_dict(self),
             "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, to first order)",

@@ -78,7 +78,7 @@ class Knob:
         where = f"knobs.{name}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SpecError(
-                f"the name of a knob must be at most 40 lower-case letters, digits and _, but is {name!r}",
+                f"a knob's name must have at most 40 characters, each a lower-case letter, a digit or _, but is {name!r}",
                 field="knobs",
             )
         if not values:

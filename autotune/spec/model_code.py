@@ -31,7 +31,7 @@ class LayerKind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
     """Specifies how to build an `nn.Module`. The fields are plain values, which are sent between
-    processes and machines as JSON. The code runs where the model is built."""
+    processes and machines as JSON. The code runs at the point where the model is built."""
 
     module: str = ""
     """the user's `package.module:function`; empty for transformers' own

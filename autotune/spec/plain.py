@@ -1,4 +1,4 @@
-"""Values as plain JSON and back, for the store and for requests.
+"""Convert values to plain JSON and back, for the store and for requests.
 
 A frozen dataclass is the only declaration of its document. Every field is written under its own
 name, so that a stored study means the same after a default has changed. Every field is read back

@@ -79,9 +79,7 @@ class Launch:
             )
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise ExportError(
-                    f"{name!r} is not a valid name of an environment variable", field="env"
-                )
+                raise ExportError(f"{name!r} is not a valid environment variable name", field="env")
         for name in self.files:
             check_file_name(name)
 

@@ -69,7 +69,7 @@ def test_differences_are_named_and_mended_and_files_stay(run, spec):
         "precision",
     }
     assert any("precision has no effect" in told for told in found["differences"])
-    assert "to existing files: " in found["remedy"]
+    assert "to existing files outside its trial's folder: " in found["remedy"]
     assert found["files"][str(spec.parent / "mine.pt")] == {
         "how": "written",
         "existed": True,
@@ -128,7 +128,7 @@ def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, outp
     path.write_text(yaml.safe_dump(document))
     first = run("check", path, "--fix")
     assert first.code == 1, first.out
-    assert "write `model: {parameters: 314}`" in first.out
+    assert "set `model: {parameters: 314}`" in first.out
     mended = yaml.safe_load(path.read_text())
     assert mended == {
         **document,

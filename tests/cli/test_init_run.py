@@ -62,7 +62,7 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     assert (programs / "mine.pt").read_text() == "weeks of work"
     assert "stop it after 3 optimizer steps" in done.err
     assert "--begin-file={trial_dir}/mine.pt" in spec["trainer"]["argv"]
-    assert "these existed before: mine.pt; they were restored" in done.err
+    assert "these files existed before: mine.pt; they were restored" in done.err
     assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(
         done.document["fill_in"]
     )
@@ -86,7 +86,7 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
         "optimizer: the source says adamw, but the run used sgd; the spec has the observed value"
         in done.err
     )
-    assert "seq_len: 1" in done.err
+    assert "seq_len to 1, and tokens/s then means samples/s" in " ".join(done.err.split())
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
 

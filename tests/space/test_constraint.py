@@ -167,7 +167,7 @@ def test_experts_that_stay_whole_may_lie_on_the_ranks_of_tensor_parallelism_too(
     wide = replace(config, dp=6, ep=4, accumulation_steps=4)
     assert why_not(whole, wide) is None
     assert (
-        "taken from the dp * cp ranks, so ep must divide their number, but ep=4 and dp * cp = 6"
+        "taken from the dp * cp ranks, so ep must divide the number of these ranks, but ep=4 and dp * cp = 6"
         in str(why_not(workload(EXPERTS), wide))
     )
     assert "but ep=4 and tp * dp * cp = 6" in str(why_not(whole, replace(wide, tp=1)))
@@ -228,7 +228,7 @@ def test_experts_are_dealt_to_data_parallel_ranks() -> None:
     assert "num_experts=4; use 1, 2 or 4" in str(
         why_not(work, ParallelConfig(dp=12, ep=3, accumulation_steps=2))
     )
-    assert "ep must divide their number" in str(
+    assert "ep must divide the number of these ranks" in str(
         why_not(work, ParallelConfig(dp=6, ep=4, accumulation_steps=4))
     )
 

@@ -53,7 +53,7 @@ def test_an_own_knob_is_declared_by_its_values(
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("Mine", [1], "must be at most 40 lower-case letters"),
+        ("Mine", [1], "must have at most 40 characters"),
         ("mine", [], "at least one value"),
         ("mine", [1, "a"], "all numbers, all words, or true and false"),
         ("mine", [1, True], "all numbers, all words, or true and false"),

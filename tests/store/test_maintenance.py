@@ -130,7 +130,7 @@ FORGERIES = {
     "DELETE FROM attempts WHERE attempt = 2": "attempts",
     "UPDATE trials SET number = 9 WHERE number = 3": "trial 3",
     "UPDATE studies SET status = 'RUNNING' WHERE best = 0": "is RUNNING but ended 1 times",
-    "UPDATE studies SET num_trials = 7 WHERE best = 0": "its counter has 7 trials, but there are 4",
+    "UPDATE studies SET num_trials = 7 WHERE best = 0": "its counter says 7 trials, but 4 were found",
     "UPDATE trials SET document = x'00' WHERE number = 0": "cannot be read",
     "UPDATE specs SET \"values\" = '{}'": "cannot be read",
     "UPDATE trials SET status = 'RUNNING' WHERE number = 3": "are open",

@@ -192,6 +192,6 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(
     if config != result.baseline.config:
         assert any("--batch-size=2" in note and f"-> {tuned[0]}" in note for note in found["notes"])
     assert any(
-        "writes into the folder `outputs` beside launch.sh" in note for note in found["notes"]
+        "writes to the folder `outputs` next to launch.sh" in note for note in found["notes"]
     )
     assert not any("trains on" in note for note in found["notes"])

@@ -65,7 +65,7 @@ def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
         found = review(spec, store=database)
     if found.study is None:
         raise SpecError(
-            f"the log cannot be read, because {spec} lacks: {'; '.join(str(missing) for missing in found.missing)}",
+            f"the log cannot be read, because this is missing from {spec}: {'; '.join(str(missing) for missing in found.missing)}",
             remedy="pass a study spec instead (`autotune init` drafts one)",
             field="SPEC",
         )

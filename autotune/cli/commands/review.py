@@ -85,7 +85,7 @@ def review(
         ),
     ] = None,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Print the edits as a patch to the file.")
+        bool, typer.Option("--diff", help="Print the edits as a patch for the file.")
     ] = False,
     write: Annotated[
         Path | None,

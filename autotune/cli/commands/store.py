@@ -58,7 +58,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
         ]
         print_table(heads, rows, numbers=heads[1:])
         if more := len(found.studies) - len(shown):
-            note(f"{more:,} older studies without a fault are not shown; --json lists them")
+            note(f"{more:,} older studies without problems are not shown; --json lists them")
     if unchecked:
         note(
             f"not checked: {unchecked:,} rows from earlier releases, whose checksums this release cannot read"

@@ -328,7 +328,7 @@ def seen_draft(
         spec = spec.put("trainer", kept_length)
     heading = (
         f"A first spec from `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
-        "Values are what the probe observed. Values that come only from the source are marked with their line. Next, run `autotune check`, then `autotune tune`.",
+        "Values are what the probe observed. Values that come only from the source code are shown with their line number. Next, run `autotune check`, then `autotune tune`.",
     )
     asked = tuple(dict.fromkeys(fill_in))
     return replace(spec, heading=heading, fill_in=asked, notes=tuple(notes))

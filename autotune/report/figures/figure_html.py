@@ -72,7 +72,7 @@ MISSING: Mapping[str, tuple[str, str]] = {
     "budget": ("Budget spent and left", "a budget limit"),
     "feasible_map": (
         "Map of the feasible set",
-        "a knob with two or more values, and a space that can be listed here",
+        "a knob with two or more values, and a space small enough to list",
     ),
     "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were observed"),
     "step_parts": ("Where step time goes", "a best trial that has a profile or a prediction"),

@@ -102,7 +102,7 @@ def _step_times(source: TrialSource) -> Figure | None:
         name="step_times",
         title="Step times",
         shows="Duration of each optimizer step on the slowest rank.",
-        how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle marks a step beyond the top of the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
+        how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle marks a step that is off the scale and shows its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
         svg=plot(
             points,
             lines,
@@ -258,7 +258,7 @@ def _time(source: TrialSource) -> Figure | None:
             names=names,
             number=format_duration,
             x_label="time in one optimizer step",
-            description="Step time of the trial by part",
+            description="The trial's step time by part",
             tick_values=time_ticks,
         ),
         table=table_of(

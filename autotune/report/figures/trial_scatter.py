@@ -198,7 +198,7 @@ def pareto_front(source: FigureSource) -> Figure | None:
         shows="Tokens per second against the highest peak memory of any rank. No other measured config is at least as good as a config on the Pareto front in speed, stability, free memory and cost."
         + left_out(len(points), len(placed)),
         how_to_read="Higher is faster, and further left needs less "
-        "memory. Filled dots are on the Pareto front; the line joins the configs that are fastest for their memory. Pale dots are beaten by another config, or lost to another config when both were re-measured. A dot on the Pareto front but below the line is more stable or cheaper.",
+        "memory. Filled dots are on the Pareto front; the line joins the configs that are fastest for their memory. Pale dots are configs that another config beats, or that lost to another config when both were re-measured. A dot on the Pareto front but below the line is more stable or cheaper.",
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],

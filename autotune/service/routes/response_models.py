@@ -123,10 +123,10 @@ class StudySummary(Answer):
     )
     placed: list[Plain] = Field(
         default=[],
-        description="where the ranks of the running or last trials are placed: trial, node, ranks, gpus",
+        description="where the ranks of the running or most recent trials are placed: trial, node, ranks, gpus",
     )
     waiting: list[Plain] = Field(
-        default=[], description="trials waiting for ranks, and why: trial, reason"
+        default=[], description="trials that wait for ranks, each with its reason: trial, reason"
     )
     result: Plain
 
@@ -221,7 +221,7 @@ class StatusAnswer(StudyAnswer):
     baseline: TrialDocument | None
     unmeasured_baseline: TrialDocument | None = Field(
         default=None,
-        description="the baseline if it could not be measured: its failed trial, or a trial with status INFEASIBLE and the reason, with the prediction. In this case no speedup is reported",
+        description="set if the baseline could not be measured: either its failed trial, or a trial with status INFEASIBLE, the reason and the prediction. No speedup is then reported",
     )
     speedup: float | None = Field(
         description="speed of the best config relative to the baseline", examples=[1.31]
@@ -316,7 +316,7 @@ class BestAcross(Answer):
         description="how many configs in the space are valid and how many are measured, and the best untried config according to the cost model"
     )
     nearest: Plain | None = Field(
-        description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"
+        description="the workload these configs were measured for, how many doublings it is from the requested workload, and the cost model's estimate for the requested workload"
     )
     assumed: Plain | None = Field(description="values assumed for omitted parameters")
     observed: list[Plain] = Field(
@@ -394,7 +394,7 @@ class ReviewAnswer(Answer):
         description="measurement of the nearest config: an observed run or a trial"
     )
     edits: list[Plain] = Field(
-        description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes"
+        description="sorted by gain, the best first. Each has knob, from, to, line, gain with its 90% interval, memory_bytes"
     )
     together: Plain | None
     trials: list[Plain] = Field(

@@ -204,7 +204,7 @@ def _renamed(document: Document, keys: Mapping[str, str]) -> Document:
 
 
 def _of_all_layers(key: str, value: Any) -> Any:
-    """A size that the file lists for each layer, if all values are equal."""
+    """The size, if the file lists the same value for every layer."""
     if not isinstance(value, list) or not value or not all(isinstance(one, int) for one in value):
         return value
     if key in ("mlp_only_layers", "moe_layers"):  # these list layers

@@ -114,7 +114,7 @@ class ObservedRun(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ObservedRun:
-        """The run from the values of `to_dict`."""
+        """The run that `to_dict` wrote."""
         return read_fields(cls, {name: value for name, value in values.items() if name != "kind"})
 
 

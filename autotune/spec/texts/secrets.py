@@ -104,7 +104,7 @@ def without(secrets: Iterable[str], value: Any) -> Any:
 
 
 class _Mask:
-    """One pass over values, which remembers the masked values."""
+    """Walks values once and records the masked values."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

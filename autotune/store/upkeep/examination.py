@@ -169,4 +169,4 @@ def _count_faults(counters: Row[Any], rows: Rows, study_id: str) -> Iterator[str
         (attempts, launches),
     ):
         if counted != (found := len(rows[table.name])):
-            yield f"study {study_id}: its counter has {counted} {table.name}, but there are {found}"
+            yield f"study {study_id}: its counter says {counted} {table.name}, but {found} were found"

@@ -83,7 +83,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         agrees=None
         if is_open
         else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
-        remedy="fix workload.seq_len, or the option that sets the length, because tokens/s and memory follow from seq_len",
+        remedy="correct workload.seq_len, or the option that sets the length, because tokens/s and memory follow from seq_len",
         fix=None if is_open else ("workload.seq_len", round(length or 0)),
     )
 

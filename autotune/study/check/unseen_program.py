@@ -95,7 +95,7 @@ def check_unseen(
         )
     if uncounted(found):
         raise ProgramError(
-            "the study has not started, because it is unclear what a line of the program's log counts",
+            "the study has not started, because it is unclear whether a line of the program's log stands for an optimizer step or a micro-batch",
             remedy=verdict.remedy,
         )
     if found.is_programs_fault:

@@ -271,7 +271,7 @@ def uncounted(check: ProgramCheck) -> str:
     say = "Set `counts: micro-batches` under `trainer` if a line counts a micro-batch, otherwise `counts: steps`"
     if why := _seems_parts(check):
         return f"the probe cannot observe this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {say}"
-    return f"the probe cannot observe this program, its configs differ in accumulation, and it is unclear whether a line of its log counts an optimizer step or a micro-batch. {say}"
+    return f"steps cannot be counted: the probe cannot observe this program, and because its configs differ in accumulation it is unclear whether a line of its log counts an optimizer step or a micro-batch. {say}"
 
 
 def _seems_parts(check: ProgramCheck) -> str:
@@ -326,7 +326,7 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
         )
         remedy = "the last lines show how far the program got. Ranks may be waiting for each other (let torchrun choose the port with --standalone), the start may need more time (set measure.start_timeout_s), or the program may not print its steps"
     else:
-        message = f"none of the {count} lines that the program printed was understood as a step"
+        message = f"none of the {count} lines that the program printed was recognized as a step"
         remedy = f"make the program print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
         if check.needs_no_patterns and "metrics" in options:
             remedy = "remove trainer.metrics; these lines are understood without it"

@@ -84,7 +84,7 @@ def with_own_outputs(launch: Launch) -> Launch:
         told += [f"{path} in {name}" for path in inside]
     if not told:
         return launch
-    note = f"trials write into their own folders, removed afterwards: {', '.join(told)}"
+    note = f"trials write into their own folders, which are removed afterwards: {', '.join(told)}"
     return replace(launch, argv=tuple(words), env=env, files=files, notes=(*launch.notes, note))
 
 

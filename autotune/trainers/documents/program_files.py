@@ -47,7 +47,7 @@ def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None
         check_file_name(name)
         if _ending(name) not in WRITERS:
             raise SpecError(
-                f"a file is rendered as JSON, YAML or TOML, but is named {name!r}",
+                f"a rendered file must be JSON, YAML or TOML, but this one is named {name!r}",
                 remedy=f"use one of the extensions {' '.join(WRITERS)}",
                 field=where,
             )

@@ -28,7 +28,7 @@ _MEMORY = re.compile(r"\bmemory \(MB\) \|.{0,400}?max reserved: *([0-9.]+)")
 ITERATION_MARKS = ("iteration ", "max reserved:")
 """each line that `parse_iteration` reads has one of these"""
 NOT_IN_CORE = {
-    "activation_budget": "Megatron Core has no switch for torch.compile, which the budget needs",
+    "activation_budget": "an activation budget needs torch.compile, and Megatron Core has no option for torch.compile",
     "loss=chunked": "Megatron Core computes the loss over all logits at once",
 }
 """what neither program can do, with the reason"""
@@ -121,7 +121,7 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.offload in ("optimizer", "all") and c.zero_stage != 1,
             "offload",
-            "only the distributed optimizer can be offloaded, which needs zero_stage=1",
+            "only the distributed optimizer can be offloaded, and the distributed optimizer needs zero_stage=1",
             "none",
         ),
         Rule(

@@ -168,7 +168,7 @@ class MegatronTrainer(Trainer):
         notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
         if c.cuda_graph == "step" and c.ep > 1:
             notes.append(
-                "Megatron-LM 0.17 (not 0.16 and 0.18) requires --moe-pad-experts-for-cuda-graph-inference here; add this flag to the `settings` option"
+                "Megatron-LM 0.17 (but not 0.16 or 0.18) requires --moe-pad-experts-for-cuda-graph-inference here; add this flag to the `settings` option"
             )
         if workload.optimizer == "muon":
             notes.append(

@@ -120,7 +120,7 @@ def _keep_apart(keys: KeyReader, apart: Mapping[str, int]) -> None:
     for role, count in apart.items():
         keys.keep(*_of_role(role))
         keys.remarks.append(
-            f"the {role} model has its own {count} GPUs, which exports keep; plans place the model on the policy's GPUs"
+            f"the {role} model has its own {count} GPUs, and exports keep this placement; plans place the model on the policy's GPUs"
         )
 
 

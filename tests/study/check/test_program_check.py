@@ -170,7 +170,7 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
     verdict = verdict_of(found)
     assert not verdict.ready
     assert (
-        verdict.message == "none of the 21 lines that the program printed was understood as a step"
+        verdict.message == "none of the 21 lines that the program printed was recognized as a step"
     )
     assert (
         verdict.remedy

@@ -90,7 +90,7 @@ def test_a_program_that_resumes_from_its_last_run_ends_the_study_before_its_tria
         ProgramError, match=r"has not started, because .* continued from .*last\.pt"
     ) as raised:
         api.tune(program_spec(tmp_path, RESUMES, cwd=str(tmp_path)), store=store)
-    assert "set its output folder to {trial_dir}" in str(raised.value)
+    assert "output folder to {trial_dir}" in str(raised.value)
     record = store.studies()[0]
     assert record.status is StudyStatus.FAILED
     assert not store.trials(record.id)

@@ -97,7 +97,7 @@ def test_toml_is_read_as_it_was_written(document: dict[str, Any]) -> None:
     ("files", "law"),
     [
         ({"../a.json": {}}, "plain relative name"),
-        ({"a.ini": {}}, "rendered as JSON, YAML or TOML"),
+        ({"a.ini": {}}, "must be JSON, YAML or TOML"),
         ({"a.json": "a.template.json"}, "must be a mapping of keys to values here"),
         ({"a.yaml": {"tp": {"tp": None}}}, "the placeholder {tp} has no quotes"),
         ({"a.json": {"x": ["{tpp}"]}}, "there is no placeholder {tpp}"),

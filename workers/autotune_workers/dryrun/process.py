@@ -153,7 +153,9 @@ def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, 
         )
         config = replace(config, compile=False, activation_budget=100)
     if config.precision == "fp8":
-        notes.append("fp8 products run in bf16, without the 8-bit copies of weights and inputs")
+        notes.append(
+            "fp8 matrix products run in bf16, without the 8-bit copies of weights and inputs"
+        )
         config = replace(config, precision="bf16")
     if config.precision == "tf32":  # the same numbers in memory
         config = replace(config, precision="fp32")

@@ -196,6 +196,6 @@ def check_folder(name: str, launch: Launch) -> None:
     if not os.path.isdir(cwd):
         raise RunnerError(
             f"the {name} trainer runs in {cwd!r}, but there is no such folder here",
-            remedy="set a folder that exists where trials run",
+            remedy="set a folder that exists on the machines where trials run",
             field="trainer.cwd",
         )

@@ -194,7 +194,7 @@ class ProgramAttempt:
         if self._told_s is not None and now_s - self._told_s >= GONE_S:
             self.healthy = False
             for node in [node for node in self._nodes if not node.over]:
-                why = f"the keeper did not stop the program within {format_duration(GONE_S)}"
+                why = f"the supervising process did not stop the program within {format_duration(GONE_S)}"
                 self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:

@@ -68,7 +68,7 @@ def _variables(where: str, given: Any) -> dict[str, str]:
         raise SpecError(f"{where} must map names to values, but is {given!r:.80}", field=where)
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise SpecError(f"{name!r} is not a valid name of an environment variable", field=where)
+            raise SpecError(f"{name!r} is not a valid environment variable name", field=where)
         if (
             not isinstance(value, str | int | float)
             or isinstance(value, bool)
