@@ -608,14 +608,17 @@ def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Chan
 
 
 def _appended(lines: list[str], change: Change) -> int | None:
-    """The option behind the last word of the command that has the most options."""
+    """The option behind the last word of the command that has the most options; of a command that
+    a shell is given as text (`srun bash -c '...'`), inside its quotes."""
     begins = [at for at, line in enumerate(lines) if not _is_comment(line) and _STARTS.search(line)]
     if not begins:
         return None
     begin, end = begins[-1], _last_line(lines, begins[-1])
     text = "\n".join(lines[begin : end + 1])
-    started = _STARTS.search(text)
-    words = _WORDS.match(text, started.end() if started else 0)
+    script = _SCRIPT.search(text)
+    first, last = script.span(script.lastindex or 0) if script else (0, len(text))
+    started = _STARTS.search(text, first, last)
+    words = _WORDS.match(text, started.end() if started else first, last)
     cut = words.start() + len(re.sub(r"(?:\s|\\(?=\n))+\Z", "", words[0])) if words else 0
     at = begin + text.count("\n", 0, cut)
     column = cut - (text.rfind("\n", 0, cut) + 1)
@@ -632,10 +635,11 @@ def _last_line(lines: list[str], at: int) -> int:
 
 
 _WORDS = re.compile(
-    r"""(?:\s+(?!#)(?!\d?[<>])|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\([^)]*\)|\\\S|\\\n(?!#|\d?[<>])|[^\s"'`\\;&|<>)])*""",
+    r"""(?:\s+(?!#)(?!\d?[<>])|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\\\S|\\\n(?!#|\d?[<>])|[^\s"'`\\;&|<>)])*""",
     re.DOTALL,
 )
 """the words of a command, up to what ends it or redirects its output"""
+_SCRIPT = re.compile(r"""\b(?:ba|da|z)?sh\s+-\w*c\s+(?:'([^']*)|"((?:\\.|[^"\\])*))""", re.DOTALL)
 _STARTS = re.compile(
     r"\b(?:torchrun|python[0-9.]*|accelerate\s+launch|deepspeed|srun|mpirun|torch\.distributed)\b"
 )

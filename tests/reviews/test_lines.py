@@ -266,6 +266,10 @@ def test_an_option_is_added_behind_the_command_and_not_within_it() -> None:
         ("torchrun t.py --a ${B:-3}", " >log 2>&1 &"),
         ("torchrun t.py \\\n  --a 1", " \\\n  2>&1 \\\n  | tee \\\n  log\necho done"),
         ('torchrun t.py \\\n  "$@"', " \\\n  # more\necho done"),
+        ("torchrun --nnodes $((NODES * 2)) t.py", " | tee log"),
+        ("srun bash -c 'accelerate launch \\\n  t.py --a 1", "'"),
+        ('srun bash -c "cd x; torchrun t.py --a \\"1\\"', '" && echo ok'),
+        ('srun --jobid $ID bash -lc "$LAUNCHER $PROGRAM', '" 2>&1'),
     ],
 )
 def test_an_option_is_added_to_the_words_of_the_command(before: str, behind: str) -> None:
