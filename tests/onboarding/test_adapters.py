@@ -102,6 +102,49 @@ def test_a_program_that_makes_its_own_adapters_upcasts_only_what_it_prepares(
     assert draft.document["workload"]["peft"] == {**lora(8, method="qlora"), **upcast}
 
 
+OWN_OPTIONS = """import argparse
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--max_length", type=int, default=1024)
+parser.add_argument("--batch_size", type=int, default=4)
+parser.add_argument("--lora_r", type=int, default=64)
+args = parser.parse_args()
+four_bits = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", quantization_config=four_bits)
+model = prepare_model_for_kbit_training(model{switch})
+model = get_peft_model(model, LoraConfig(r=args.lora_r, target_modules="all-linear"))
+arguments = TrainingArguments("out", per_device_train_batch_size=args.batch_size, bf16=True)
+Trainer(model=model, args=arguments, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("switch", "recompute"),
+    [
+        ("", "full"),
+        (", True", "full"),
+        (", use_gradient_checkpointing=True", "full"),
+        (", use_gradient_checkpointing=False", "none"),
+    ],
+)
+@pytest.mark.parametrize(("options", "rank"), [("", 64), ("--lora_r 8", 8)])
+def test_a_program_of_qlora_with_options_of_its_own_is_read_whole(
+    switch: str, recompute: str, options: str, rank: int, tmp_path: Path
+) -> None:
+    """The text says bits, matrices and number format, an option the rank; PEFT's preparation
+    switches recomputation on."""
+    (tmp_path / "train.py").write_text(OWN_OPTIONS.replace("{switch}", switch))
+    launch = file_with(tmp_path / "run.sh", f"python train.py {options}\n")
+    found = review(launch, cluster="rtx-4090-1x1")
+    assert found.study is not None
+    assert found.config is not None
+    peft = found.study.workload.peft
+    assert peft is not None
+    assert (peft.method, peft.rank, peft.targets, peft.upcast) == ("qlora", rank, "all", None)
+    assert (found.config.precision, found.config.recompute) == ("bf16", recompute)
+
+
 @pytest.mark.parametrize(
     ("config", "peft", "note"),
     [

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.onboarding.script.library_options import GROUPED
+from autotune.onboarding.script.library_options import GROUPED, LORA_RANKS
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.post_training.adapters import targets_of
@@ -50,7 +50,6 @@ _SWITCHES = (
 )
 _METHODS = ("tuner_type", "train_type", "sft_type")
 """by which ms-swift 4, 3 and 2 say what is trained"""
-_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
 _TARGETS = (
     "lora_target_modules",
     "lora_target",
@@ -96,14 +95,15 @@ def _adapters(script: Script) -> Mapping[str, Any]:
     is_on = method == "lora" or _are_on(said, *_SWITCHES, *_QLORA)
     is_off = not is_on and (method != "" or any(name in said for name in _SWITCHES))
     known = given.keys() | (said.keys() if "peft" in script.code.imports else set())
-    ranks = [name for name in _RANKS if name in known]
+    ranks = [name for name in LORA_RANKS if name in known]
     numbers = (said[name] for name in ranks if isinstance(said[name], int))
     rank = next((number for number in numbers if number > 0), None)
     in_text = script.code.adapters or {}
     if is_off or not (is_on or rank):
-        return in_text if script.adapted[1] and not is_off else {}
+        return in_text if script.adapted[1] and "rank" in in_text and not is_off else {}
     modules = _modules(script)
-    is_quantized = 4 in _bits(said) or _are_on(said, *_QUANTIZED)
+    in_bits = 4 in _bits(said) or _are_on(said, *_QUANTIZED)
+    is_quantized = in_bits or in_text.get("method") == "qlora"
     some = "all" if modules or script.code.computes_targets else "attention"
     return {
         "method": "qlora" if is_quantized else "lora",
@@ -195,7 +195,7 @@ def _of_adapters(script: Script) -> Iterator[str]:
     if (
         peft
         and not _is_of_trl(script)
-        and said.keys().isdisjoint(_RANKS)
+        and said.keys().isdisjoint(LORA_RANKS)
         and not script.code.adapters
     ):
         yield f"adapters are planned with rank {peft['rank']}, because no option sets their rank"

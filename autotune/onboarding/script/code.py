@@ -572,6 +572,9 @@ def _done_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> d
     if name == "set_float32_matmul_precision":
         is_tf32 = bool(call.args) and literal_or_none(call.args[0]) in ("high", "medium")
         return {"precision": "tf32"} if is_tf32 else {}
+    if name == "prepare_model_for_kbit_training":
+        switch = given.get("use_gradient_checkpointing", next(iter(call.args[1:]), None))
+        return {"recompute": "full"} if switch is None or literal_or_none(switch) is True else {}
     stage = _stage(call) if name in _SHARDS else int(name == "ZeroRedundancyOptimizer")
     return {"zero_stage": stage} if stage else {}
 

@@ -68,6 +68,8 @@ PROGRAMS: dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]] = {
 """(class, options) of programs of libraries, which are known whether their text is there or not: it
 may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, and the type of most
 checkpoints, in which it trains unless it is told"""
+LORA_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
+"""options by which programs are told the rank of their adapters"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
     "DPOConfig": "the reference model and the second sequence of each pair",

@@ -31,6 +31,7 @@ from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
     LIGHTNING_TRAINER,
+    LORA_RANKS,
     MICRO_BATCH,
     TRAINER_ARGUMENTS,
 )
@@ -43,6 +44,7 @@ from autotune.onboarding.script.syntax import (
     is_none,
     is_plain,
     keywords_of,
+    last_name,
     literal_or_none,
 )
 from autotune.spec.texts.usual_names import optimizer_named, target_of
@@ -159,7 +161,7 @@ def written_arguments(text: Text) -> Written | None:
     if text.names & _ADAPTERS:
         if (peft := written_adapters(text)) is None:
             return None
-        workload["peft"] = peft
+        workload |= {"peft": peft} if "rank" in peft else {}  # else its options say the rest
     elif loaded_as(text)[0] == "bfloat16":
         workload |= {"pure_bf16": True, "shards_in_fp32": True}
     values = {name: text.value(node) for name, node in given.items()}
@@ -313,15 +315,18 @@ def _model(text: Text) -> str | None:
 
 
 def written_adapters(text: Text) -> dict[str, Any] | None:
-    """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults;
-    None where it does not say them plainly."""
+    """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults,
+    and without their rank where an option says it (`r=args.lora_r`); None where it does not say
+    them plainly."""
     configs = text.calls("LoraConfig")
     if len(configs) != 1 or not is_plain(configs[0]):
         return None
-    given = {name: text.value(node) for name, node in keywords_of(configs[0]).items()}
+    nodes = keywords_of(configs[0])
+    given = {name: text.value(node) for name, node in nodes.items()}
     rank, wanted = given.get("r", 8), given.get("target_modules", ["q_proj", "v_proj"])
+    by_option = "r" in nodes and rank is None and last_name(nodes["r"]) in LORA_RANKS
     targets = targets_of([wanted] if isinstance(wanted, str) else wanted or ())
-    if not isinstance(rank, int) or not targets:
+    if not (by_option or isinstance(rank, int)) or not targets:
         return None
     switches = (keywords_of(call).get("load_in_4bit") for call in text.calls())
     quantized = [literal_or_none(node) is True for node in switches if node is not None]
@@ -329,7 +334,8 @@ def written_adapters(text: Text) -> dict[str, Any] | None:
     if is_quantized == text.names.isdisjoint(_QUANTIZED):
         return None
     method = "qlora" if is_quantized else "lora"
-    return {"method": method, "rank": rank, "targets": targets, "library": "peft"}
+    ranked = {} if by_option else {"rank": rank}
+    return {"method": method, **ranked, "targets": targets, "library": "peft"}
 
 
 def loads_a_model(call: ast.Call) -> bool:
