@@ -48,8 +48,6 @@ FOUR_BITS = 0.516
 """bytes of a weight in 4 bits, its share of the scales included"""
 MASK_BYTES = 1.0
 """bytes per element of a dropout's mask"""
-UNPACKED_BYTES = FOUR_BITS + 2.0
-"""bytes that are read and written to make a weight of 16 bits out of one of 4 bits"""
 EAGER = np.array([[0.0, 5.0], [3.0, 2.0]])
 """elements per token that an adapter reads and writes, in units of its matrix's input and output:
 forward, backward"""
@@ -61,15 +59,25 @@ CAST = 3.0
 
 
 def frozen_bytes(workload: Workload) -> float:
-    """Bytes in which a frozen weight of a layer is kept and gathered."""
-    return FOUR_BITS if workload.peft is not None and workload.peft.method == "qlora" else 2.0
+    """Bytes in which a frozen weight of a layer is kept."""
+    if workload.peft is not None and workload.peft.method == "qlora":
+        return FOUR_BITS
+    return FP32 if has_frozen_fp32(workload) else 2.0
+
+
+def has_frozen_fp32(workload: Workload) -> bool:
+    """Whether frozen weights are kept in fp32. Autocast keeps no cast of a weight that is not
+    trained, but autograd keeps what each product was computed with, until its backward pass."""
+    peft = workload.peft
+    return peft is not None and peft.method == "lora" and peft.frozen_fp32
 
 
 def frozen_edge_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
     """Bytes per frozen weight of the embedding and the output projection: in 16 bits, or in fp32
     with the projection's 16-bit copy for autocast."""
     copied = 2.0 if workload.model.tied_embeddings else 1.0
-    return np.where(has_wide_stream(workload, table, traits), FP32 + copied, 2.0)
+    is_wide = has_wide_stream(workload, table, traits) | has_frozen_fp32(workload)
+    return np.where(is_wide, FP32 + copied, 2.0)
 
 
 def inputs_kept(workload: Workload, traits: Traits) -> tuple[float, float]:
@@ -183,12 +191,13 @@ def apart(model: ModelSpec, part: str) -> float:
 
 
 def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> Column:
-    """Seconds to write frozen weights of 4 bits in 16 bits, once; zero where they are kept in 16
-    bits."""
-    if workload.peft is None or workload.peft.method != "qlora":
+    """Seconds to write frozen weights of 4 or 32 bits in 16 bits, once; zero where they are kept in
+    16 bits."""
+    kept = frozen_bytes(workload)
+    if workload.peft is None or kept == 2.0:
         return np.zeros_like(weights)
     rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
-    return weights * UNPACKED_BYTES / rate
+    return weights * (kept + 2.0) / rate
 
 
 def _adapted(

@@ -188,6 +188,10 @@ class PeftDocument(Document, defer_build=True):
         default=None,
         description="whether the program casts embeddings, norms and the output projection to fp32, as PEFT's `prepare_model_for_kbit_training` does; default: true for qlora with PEFT, unless ZeRO-3 or FSDP shards the weights",
     )
+    frozen_fp32: StrictBool = Field(
+        default=False,
+        description="with lora: whether the program loads the frozen weights in fp32 and leaves them so, as TRL does unless `dtype` is set",
+    )
 
 
 class WorkloadDocument(Document, defer_build=True):

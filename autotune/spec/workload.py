@@ -45,6 +45,9 @@ class Peft:
     """whether the program casts embeddings, norms and the output projection to fp32, as PEFT's
     `prepare_model_for_kbit_training` does; None: true for qlora with PEFT's adapters, unless
     ZeRO-3 or FSDP shards the weights"""
+    frozen_fp32: bool = False
+    """with lora: whether the program loads the frozen weights in fp32 and leaves them so, for
+    autocast to write each in 16 bits before its use"""
 
     def __post_init__(self) -> None:
         one_of("peft.method", self.method, PEFT_METHODS)

@@ -77,6 +77,45 @@ def test_adapters_on_weights_in_16_bits(tmp_path: Path) -> None:
     assert not any("precision" in edit.changes for edit in found.edits)
 
 
+BY_NAME = """from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+config = SFTConfig(output_dir="out", per_device_train_batch_size=2, bf16=True{more})
+SFTTrainer("Qwen/Qwen2.5-7B", args=config, train_dataset=data, peft_config=LoraConfig(r=8))
+"""
+LORA = (
+    "from peft import LoraConfig, get_peft_model\nmodel = get_peft_model(model, LoraConfig(r=8))\n"
+)
+OF_TRL = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --use_peft --max_length 1024 --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_fp32", "said"),
+    [
+        ("train.py", WRITTEN.replace("args = {", LORA + "args = {").format(dtype="torch.float32", arguments=ARGUMENTS.format(more=", bf16=True")), True, "fp32 beside adapters (as line 3 of train.py"),
+        ("train.py", WRITTEN.replace("args = {", LORA + "args = {").replace(", torch_dtype={dtype}", "").format(arguments=ARGUMENTS.format(more=", bf16=True")), False, "bf16 beside adapters (line 3 of train.py loads them without dtype)"),
+        ("train.py", BY_NAME.format(more=""), True, "fp32 beside adapters (trl's default"),
+        ("train.py", BY_NAME.format(more=", model_init_kwargs={'dtype': 'bfloat16'}"), False, ""),
+        ("train.py", BY_NAME.format(more=", deepspeed='zero2.json'"), False, ""),
+        ("run.sh", OF_TRL, True, "fp32 beside adapters (trl's default"),
+        ("run.sh", f"{OF_TRL} --dtype bfloat16", False, ""),
+        ("run.sh", f"{OF_TRL} --load_in_4bit", False, ""),
+    ],
+)  # fmt: skip
+def test_frozen_weights_have_the_type_in_which_they_are_loaded(
+    tmp_path: Path, name: str, text: str, is_fp32: bool, said: str
+) -> None:
+    (tmp_path / "zero2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (tmp_path / name).write_text(f"{text}\n")
+    found = review(tmp_path / name, cluster="a100-80gb-1x8", seq_len=1024)
+    assert found.study is not None
+    peft = found.study.workload.peft
+    assert peft is not None
+    assert peft.frozen_fp32 == is_fp32
+    notes = [each for each in found.assumed if each.startswith("weights are planned as ")]
+    assert len(notes) == bool(said)
+    assert said in "".join(notes)
+
+
 @pytest.mark.parametrize(
     ("dtype", "options", "plan"),
     [

@@ -27,7 +27,12 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, LayerWeights, Layout, layer_matmuls, layer_weights
 from autotune.cost.time.compute import element_bytes
 from autotune.cost.time.stalls import is_offloaded
-from autotune.cost.trainable import adapter_weights, frozen_bytes, frozen_edge_bytes
+from autotune.cost.trainable import (
+    adapter_weights,
+    frozen_bytes,
+    frozen_edge_bytes,
+    has_frozen_fp32,
+)
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
@@ -149,7 +154,8 @@ class StateBytes:
 
         FSDP keeps embedding and output projection gathered (and their gradients whole, if they are
         one unit), gathers a layer while the one before it is in use, and reduces its gradients
-        whole. Frozen weights are gathered as they are kept, and have no gradients.
+        whole. Frozen weights are gathered as they are kept, in 16 bits at most, and have no
+        gradients.
         """
         edges = (2.0 if traits.one_edge_unit and self.trains_edges else 1.0) * self.size * rank.edge
         gradients = self.trained * (self.size + self.reduction)
@@ -206,11 +212,14 @@ def state_bytes(
         adapter = ADAPTER_BYTES / 2.0 if workload.pure_bf16 else ADAPTER_BYTES
         trained = _adapter_share(workload, layout)
         kept = np.where(away, adapter / 2.0, adapter) * trained
-        in_use = frozen_bytes(workload) + adapter / 4.0 * trained
+        in_use = min(frozen_bytes(workload), BF16_BYTES) + adapter / 4.0 * trained
         frozen = {
             "weight": frozen_bytes(workload) + kept,
             "edge_weight": frozen_edge_bytes(workload, table, traits),
         }
+        if has_frozen_fp32(workload):  # the casts of layers that are not computed again
+            is_cast = mixed & (zero < 2) & ~table.is_word("recompute", "full")
+            frozen["gathered"] = np.where(is_cast, BF16_BYTES, 0.0)
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}
     cut = cuts_gradients(layout, traits)

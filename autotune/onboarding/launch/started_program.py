@@ -262,7 +262,8 @@ def _draft(
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
     as_options = drafted(with_options, given)
-    told = {**as_options.value("workload"), **written.workload}
+    whole = as_options.value("workload")
+    told = {**whole, **written.workload, **{key: whole[key] for key in ("peft",) if key in whole}}
     # DeepSpeed keeps masters, and PEFT adapters, in fp32
     if told.get("loop") == "deepspeed" or "peft" in told:
         told.pop("pure_bf16", None)

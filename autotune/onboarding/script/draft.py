@@ -400,7 +400,7 @@ def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
     found, script = today.found, today.found.script
     batch, why, is_open = today.batch
     seq_len, loop = found.count("seq_len"), _loop(script)
-    peft = dict(peft_of(script))
+    peft = dict(_planned_adapters(script))
     is_bf16 = loaded_in(script) == "bfloat16" and _precisions(found)[0] == "bf16"
     is_pure = is_bf16 and not peft and loop not in ("deepspeed", "lightning")
     by_option = optimizer_of(script) if loop in ("hf_trainer", "deepspeed") else ""
@@ -606,10 +606,28 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
     yield from frozen(script)
 
 
+def _planned_adapters(script: Script) -> Mapping[str, Any]:
+    """The adapters of a workload, with the type of the frozen weights where that is fp32:
+    DeepSpeed casts them."""
+    said = script.written.workload if script.written else {}
+    found = {**(said.get("peft") or peft_of(script))}
+    is_fp32 = found.pop("frozen_fp32", False) or loaded_in(script) == "float32"
+    casts = found.get("method") != "lora" or _loop(script) == "deepspeed"
+    return {**found, "frozen_fp32": True} if is_fp32 and not casts else found
+
+
 def _what_weights(script: Script) -> Iterator[str]:
     """What is assumed of the type in which a program of transformers keeps the weights that it
     trains."""
     loaded = loaded_in(script)
+    if _planned_adapters(script).get("frozen_fp32"):
+        how = (
+            f"as line {line} of {script.name} loads them"
+            if (line := script.code.loads_as[1])
+            else "trl's default, because no dtype is given"
+        )
+        yield f"{ASSUMED_WEIGHTS}fp32 beside adapters ({how}); dtype=bfloat16 needs half the memory"
+        return
     if any(
         option.name == "torch_dtype" and option.given is None and option.default
         for option in script.options
@@ -625,6 +643,9 @@ def _what_weights(script: Script) -> Iterator[str]:
     elif not (loaded or script.is_read) and _loop(script) == "hf_trainer" and not peft_of(script):
         why = f"{script.name} was not found"
     else:
+        return
+    if _planned_adapters(script):
+        yield f"{ASSUMED_WEIGHTS}bf16 beside adapters ({why}): transformers before release 5 loads fp32 by default; if it does, they need twice the memory, so set workload.peft.frozen_fp32 to true, or set dtype in the launch"
         return
     yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 loads the checkpoint's own type by default; if that is bf16, which needs about half the memory, set workload.pure_bf16 to true, or set dtype in the launch"
 

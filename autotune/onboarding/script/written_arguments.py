@@ -161,6 +161,8 @@ def written_arguments(text: Text) -> Written | None:
     if text.names & _ADAPTERS:
         if (peft := written_adapters(text)) is None:
             return None
+        if peft["method"] == "lora" and _is_loaded_in_fp32(text, of):
+            peft["frozen_fp32"] = True
         workload |= {"peft": peft} if "rank" in peft else {}  # else its options say the rest
     elif loaded_as(text)[0] == "bfloat16":
         workload |= {"pure_bf16": True, "shards_in_fp32": True}
@@ -312,6 +314,15 @@ def _model(text: Text) -> str | None:
             named.add(_named_model(call, text))
     texts = {each for each in named if isinstance(each, str)}
     return texts.pop() if len(texts) == 1 else None
+
+
+def _is_loaded_in_fp32(text: Text, of: str) -> bool:
+    """Whether the weights are loaded in fp32: a trainer of trl that loads a model by its name does
+    so unless it is told. `of`: the class of its arguments."""
+    said = loaded_as(text)[0]
+    is_trl = not of.endswith("TrainingArguments")
+    by_name = isinstance(_model(text), str) and not any(map(loads_a_model, text.calls()))
+    return said == "float32" or (not said and is_trl and by_name)
 
 
 def written_adapters(text: Text) -> dict[str, Any] | None:

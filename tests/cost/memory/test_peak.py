@@ -223,6 +223,34 @@ def test_embedding_and_output_projection_beside_four_bits_are_in_fp32_if_peft_ca
     assert more * ranks == pytest.approx(pair * MODEL.vocab_size * MODEL.hidden_size)
 
 
+@pytest.mark.parametrize(
+    ("precision", "recompute", "stage", "held"),
+    [
+        ("bf16", "full", 0, 4.0),
+        ("bf16", "none", 0, 4.0 + 2.0),
+        ("fp32", "none", 0, 4.0),
+        ("bf16", "none", 3, 4.0),
+    ],
+)
+def test_frozen_weights_in_fp32_are_cast_by_each_product(
+    precision: str, recompute: str, stage: int, held: float
+) -> None:
+    """Without recomputation the casts in 16 bits of all layers wait for the backward pass."""
+    where = workload(trainer="hf_trainer", model=replace(MODEL, tied_embeddings=True))
+    deeper = replace(where.model, num_layers=MODEL.num_layers + 1)
+    config = ParallelConfig(dp=2, precision=precision, recompute=recompute, zero_stage=stage)
+
+    def weights(model: ModelSpec, **peft: bool) -> float:
+        adapted = replace(where, model=model, peft=Peft(rank=1, library="peft", **peft))
+        return float(parts(adapted, config).weights)
+
+    in_fp32 = weights(deeper, frozen_fp32=True) - weights(where.model, frozen_fp32=True)
+    layer = deeper.num_parameters - where.model.num_parameters
+    more = in_fp32 - (weights(deeper) - weights(where.model))
+    assert more * (2 if stage == 3 else 1) == pytest.approx((held - 2.0) * layer, rel=0.01)
+    assert weights(where.model, frozen_fp32=True) > weights(where.model)
+
+
 @pytest.mark.parametrize("trainer", ["command", "megatron"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(
