@@ -285,14 +285,13 @@ class CommandTrainer(Trainer):
             options["training"], _arguments(options["argv"]), options["files"], options["env"]
         )
         _check_files_of_training(options)
-        check_overrides(options["overrides"], _arguments(options["argv"]), known | {_TRIAL})
+        of_launch = known | {_TRIAL, *(["files"] if options["files"] else [])}
+        check_overrides(options["overrides"], _arguments(options["argv"]), of_launch)
         self._check_folders(options)
         for text in self._texts(options):
             template = parse(text)
             for expression in template.expressions:
-                check_names(
-                    expression, known | {*_NODE, _TRIAL, *(["files"] if options["files"] else [])}
-                )
+                check_names(expression, of_launch | {*_NODE})
                 may_be_null = None in written.get(expression.name, {}).values()
                 if may_be_null and template.only is None:
                     raise null_inside(text)
@@ -322,7 +321,7 @@ class CommandTrainer(Trainer):
             known={**known, **node, **files, _TRIAL: TRIAL_DIR},
             written=_written(options["values"], frozenset(known)),
         )
-        of_files = replace(values, known={**known, _TRIAL: TRIAL_DIR})
+        of_files = replace(values, known={**known, **files, _TRIAL: TRIAL_DIR})
         filled = [
             values.fill(argument)
             for argument in in_argv(_arguments(options["argv"]), options["overrides"])
@@ -382,12 +381,8 @@ class CommandTrainer(Trainer):
                 "the program runs in the folder with its rendered files, but trainer.files is empty",
                 field="trainer.cwd",
             )
-        told = {
-            name
-            for text in self._texts(options)
-            for part in parse(text).expressions
-            for name in part.names
-        }
+        parts = [part for text in self._texts(options) for part in parse(text).expressions]
+        told = {name for part in (*parts, *overridden(options["overrides"])) for name in part.names}
         if options["files"] and cwd != _IN_FILES and "files" not in told:
             raise SpecError(
                 "each trial has its own folder for files, but no argument passes this folder to the program",

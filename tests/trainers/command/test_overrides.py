@@ -149,6 +149,25 @@ def test_the_program_runs_as_itself_with_the_values_of_the_trial(tmp_path: Path)
     assert (tmp_path / "train.py").read_text() == PROGRAM
 
 
+def test_an_override_may_be_a_file_of_the_trial(tmp_path: Path) -> None:
+    _program(tmp_path)
+    options = {
+        "argv": [sys.executable, "train.py"],
+        "files": {"zero.json": {"zero_optimization": {"stage": 0}}},
+        "overrides": {
+            "train.py": {"Config.name": "{files}/zero.json", "BATCH": "{micro_batch_size * dp}"}
+        },
+    }
+    command = trainer("command")
+    command.check_options(command.checked(options), ())
+    launch = command.launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), options)
+    assert "'@launch-folder@/zero.json'" in launch.files["train.py"]
+    assert "zero.json" in launch.files
+    del options["files"]
+    with pytest.raises(SpecError, match="there is no placeholder {files}"):
+        command.check_options(command.checked(options), ())
+
+
 def test_a_module_runs_as_python_starts_it(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "near.py").write_text("VALUE = 7\n")
