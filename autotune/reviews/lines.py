@@ -223,8 +223,10 @@ def _batch_unsaid(
     for file, name, value in _told(launch) if launch else ():
         key = name.lstrip("-").rpartition(".")[2]
         is_batch = re.fullmatch(r"global[-_]batch[-_]size|train_batch_size", key) is not None
-        if is_batch and not any(
-            re.search(rf"\b{re.escape(key)}\b", text) for text in texts.values()
+        if (
+            is_batch
+            and value != "auto"
+            and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts.values())
         ):
             yield Change(name, None, value, file=file)
 

@@ -261,7 +261,7 @@ def _assumed(found: Target, document: Mapping[str, Any], lowering: Sequence[str]
         of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         yield f"only one training of {found.name} is reviewed, not {of_others}; to review another training, run autotune review -- COMMAND"
     if lowering:
-        yield f"the cost model ignores the memory saved by {', '.join(lowering)}, so the launch may need less memory"
+        yield f"the cost model ignores the memory saved by {', '.join(lowering)}, so the launch may need less memory and more time"
 
 
 def _may_need_less(note: str) -> bool:

@@ -28,7 +28,12 @@ from typing import Any
 
 from autotune.assets import search_spaces
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import document_of, exported_folder, read_present
+from autotune.onboarding.configuration_files import (
+    document_of,
+    exported_folder,
+    ranks_asked,
+    read_present,
+)
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft, text_draft
 from autotune.onboarding.launch.launch_script import SHELL_SCRIPTS, Started, script_of, started_by
@@ -244,7 +249,7 @@ def _of_command(
             field="TARGET",
         )
     path = base / f"{name.rpartition('.')[0] or name}.sh"
-    ranks = asked or ((started.nodes, started.gpus_per_node) if started.gpus_per_node else None)
+    ranks = asked or _ranks_asked(started, path)
     try:
         draft = text_draft(text, path, model=model, cluster=sized(cluster, ranks), folder=base)
     except SpecError as error:  # it names the script that stands for the manifest or the command
@@ -267,7 +272,7 @@ def _drafted(
     model: str | None,
     cluster: str | None,
 ) -> Target:
-    asked = (started.nodes, started.gpus_per_node) if started and started.gpus_per_node else None
+    asked = _ranks_asked(started, path) if started else None
     folder = path.absolute().parent
     draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
     if (
@@ -277,6 +282,12 @@ def _drafted(
     ):
         draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
     return _read(draft, name, texts, started, asked, folder)
+
+
+def _ranks_asked(started: Started, script: Path) -> tuple[int, int] | None:
+    """(nodes, ranks of a node) that the launch asks for; None where it does not say."""
+    nodes, per_node = ranks_asked(started, where_it_runs(script, started).cwd)
+    return (nodes, per_node) if per_node else None
 
 
 def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:

@@ -505,7 +505,7 @@ LAUNCHED = {
             line,
             Read(
                 notes=(
-                    f"{path.replace(': ', ': plans ignore ')} and assume that everything is on the GPU, so the launch may need less memory",
+                    f"{path.replace(': ', ': plans ignore ')} and assume that everything is on the GPU, so the launch may need less memory and more time",
                 ),
                 unsaid=("offload_param_device",),
             ),

@@ -278,6 +278,25 @@ def test_an_option_is_added_to_the_words_of_the_command(before: str, behind: str
     assert text_of(lines) == f"{before} --new 3{behind}"
 
 
+def test_a_batch_that_a_file_of_deepspeed_leaves_to_the_trainer_is_not_asked_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "zero.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}'
+    )
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-1.5B')\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=1, gradient_accumulation_steps=8,\n"
+        "    bf16=True, deepspeed='zero.json')\n"
+        "Trainer(model=model, args=args, train_dataset=data).train()\n"
+    )
+    launch = file_with(tmp_path / "run.sh", "deepspeed --num_gpus 8 train.py\n")
+    found = review(launch, cluster="h100-sxm-1x8", seq_len=1024)
+    assert any("micro_batch_size" in edit.changes for edit in found.edits)
+    assert not any(edit.unplaced for edit in found.edits)
+
+
 def test_a_value_ends_where_the_command_ends() -> None:
     lines = ["(torchrun t.py --b 2); python t.py --c 3; echo"]
     for change in (Change("--b", "2", "4"), Change("--c", "3", "6")):

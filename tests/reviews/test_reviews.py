@@ -932,6 +932,14 @@ REVIEWED = {
     "the ranks of a launcher that does not say them are those of the cluster": Reviewed(
         {"run.sh": NO_RANKS}, {"cluster": "h100-sxm-1x8"}, Said(predicted=True)
     ),
+    "ranks by a file of accelerate's are those of the launch": Reviewed(
+        {
+            "run.sh": "accelerate launch --config_file ranks.yaml train.py --model_name_or_path Qwen/Qwen2.5-1.5B --per_device_train_batch_size 1 --block_size 1024 --bf16\n",
+            "ranks.yaml": "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 8\n",
+        },
+        {"cluster": "h200-sxm-2x8"},
+        Said(assumed=(OTHER_RANKS,)),
+    ),
     "a cluster of other ranks than the launch starts is named": Reviewed(
         {"train.sh": TRAINER},
         {"cluster": "h200-sxm-2x8"},

@@ -293,7 +293,9 @@ def seen_draft(
     notes += _differences(draft, run, told)
     notes += [*_unseen(run, read, fill_in, told), *filter(None, [seen.unevenness])]
     if seen.facts.get("offloads") and not any(ON_HOST in note for note in notes):
-        notes.append(f"{NOT_COUNTED}{ON_HOST}, planned on the GPU, so {NEEDS_LESS}")
+        notes.append(
+            f"{NOT_COUNTED}{ON_HOST}, planned on the GPU, which is faster, so {NEEDS_LESS}"
+        )
     comment = _comment(run, fill_in)
     fill_in = [name for name in fill_in if name not in _filled(run)]
     fill_in += [_LENGTH] if run.is_length_open else []

@@ -141,7 +141,9 @@ def script_draft(
             if away.endswith(UNDER_CONDITION)
             else ", so"
         )
-        notes.append(f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU{so} {NEEDS_LESS}")
+        notes.append(
+            f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU, which is faster{so} {NEEDS_LESS}"
+        )
     if _tunes_nothing(found):
         notes.append(_how_to_be_told(found))
     if why_none:

@@ -107,7 +107,7 @@ def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
         if "offload" in path and value in (True, "cpu", "nvme")
     ]
     if away:
-        yield f"{file}: plans ignore {', '.join(away)} and assume that everything is on the GPU, so the launch may need less memory"
+        yield f"{file}: plans ignore {', '.join(away)} and assume that everything is on the GPU, so the launch may need less memory and more time"
 
 
 def with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
