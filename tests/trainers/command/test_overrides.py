@@ -164,7 +164,7 @@ def test_an_override_may_be_a_file_of_the_trial(tmp_path: Path) -> None:
     assert "'@launch-folder@/zero.json'" in launch.files["train.py"]
     assert "zero.json" in launch.files
     del options["files"]
-    with pytest.raises(SpecError, match="there is no placeholder {files}"):
+    with pytest.raises(SpecError, match=r"there is no placeholder \{files\}"):
         command.check_options(command.checked(options), ())
 
 
