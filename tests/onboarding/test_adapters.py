@@ -146,6 +146,39 @@ def test_a_program_of_qlora_with_options_of_its_own_is_read_whole(
 
 
 @pytest.mark.parametrize(
+    "switched",
+    [
+        ("load_in_4bit=True", "load_in_4bit=args.use_4bit"),
+        (
+            "quantization_config=four_bits",
+            "quantization_config=four_bits if args.use_4bit else None",
+        ),
+    ],
+)
+@pytest.mark.parametrize("rank", ["args.lora_r", "64"])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_an_option_switches_four_bits_and_their_preparation(
+    switched: tuple[str, str], rank: str, is_on: bool, tmp_path: Path
+) -> None:
+    program = OWN_OPTIONS.replace("{switch}", "").replace(*switched).replace("args.lora_r", rank)
+    program = program.replace(
+        "\nargs =", "\nparser.add_argument('--use_4bit', action='store_true')\nargs ="
+    )
+    program = program.replace("model = prepare", "if args.use_4bit:\n    model = prepare")
+    (tmp_path / "train.py").write_text(program)
+    options = "--use_4bit" if is_on else ""
+    launch = file_with(tmp_path / "run.sh", f"python train.py {options}\n")
+    found = review(launch, cluster="a100-80gb-1x1")
+    assert found.study is not None
+    assert found.config is not None
+    peft = found.study.workload.peft
+    assert peft is not None
+    expected = ("qlora", "full") if is_on else ("lora", "none")
+    assert (peft.method, found.config.recompute) == expected
+    assert (peft.rank, peft.targets, found.config.precision) == (64, "all", "bf16")
+
+
+@pytest.mark.parametrize(
     ("config", "peft", "note"),
     [
         ("peft.LoraConfig(r=8)", 8, ""),

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.onboarding.script.library_options import GROUPED, LORA_RANKS
+from autotune.onboarding.script.library_options import FOUR_BIT_SWITCHES, GROUPED, LORA_RANKS
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.post_training.adapters import targets_of
@@ -59,7 +59,6 @@ _TARGETS = (
     "trainable",
 )
 _QLORA = ("q_lora", "qlora", "use_qlora")
-_QUANTIZED = (*_QLORA, "load_in_4bit", "use_4bit")
 _BITS = ("bits", "quant_bits", "quantization_bit", "load_in_kbits")
 _IGNORED = {
     "use_dora": "planned as plain LoRA",
@@ -102,15 +101,21 @@ def _adapters(script: Script) -> Mapping[str, Any]:
     if is_off or not (is_on or rank):
         return in_text if script.adapted[1] and "rank" in in_text and not is_off else {}
     modules = _modules(script)
-    in_bits = 4 in _bits(said) or _are_on(said, *_QUANTIZED)
-    is_quantized = in_bits or in_text.get("method") == "qlora"
     some = "all" if modules or script.code.computes_targets else "attention"
     return {
-        "method": "qlora" if is_quantized else "lora",
+        "method": by_bits(script, in_text.get("method", "lora")),
         "rank": rank or in_text.get("rank") or (16 if _is_of_trl(script) else 8),
         "targets": targets_of(modules) or some,
         "library": "" if "lora_dim" in ranks else "peft",
     }
+
+
+def by_bits(script: Script, in_text: str) -> str:
+    """lora or qlora: by the options for it, where there are any, and else by the text."""
+    said = script.said
+    if said.keys().isdisjoint((*FOUR_BIT_SWITCHES, *_BITS)):
+        return in_text
+    return "qlora" if 4 in _bits(said) or _are_on(said, *FOUR_BIT_SWITCHES) else "lora"
 
 
 def _is_of_trl(script: Script) -> bool:

@@ -70,6 +70,7 @@ _RECOMPUTES = frozenset(
         "enable_gradient_checkpointing",
     }
 )
+_PREPARES = "prepare_model_for_kbit_training"
 UNDER_CONDITION = ", under a condition"
 _EXECUTORS = ("AutoExecutor", "SlurmExecutor")
 """submitit's classes"""
@@ -496,6 +497,11 @@ class Code:
         return self._switches_of(_offloads)
 
     @cached_property
+    def recomputes_4_bits(self) -> bool:
+        """Whether it recomputes activations beside weights in 4 bits."""
+        return any(map(_recomputes_4_bits, self.body.calls(_PREPARES)))
+
+    @cached_property
     def in_code(self) -> dict[str, InCode]:
         """What it gives each knob whatever it is told; of several, what shards most, and else the
         first."""
@@ -572,11 +578,16 @@ def _done_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> d
     if name == "set_float32_matmul_precision":
         is_tf32 = bool(call.args) and literal_or_none(call.args[0]) in ("high", "medium")
         return {"precision": "tf32"} if is_tf32 else {}
-    if name == "prepare_model_for_kbit_training":
-        switch = given.get("use_gradient_checkpointing", next(iter(call.args[1:]), None))
-        return {"recompute": "full"} if switch is None or literal_or_none(switch) is True else {}
+    if name == _PREPARES:
+        return {"recompute": "full"} if _recomputes_4_bits(call) else {}
     stage = _stage(call) if name in _SHARDS else int(name == "ZeroRedundancyOptimizer")
     return {"zero_stage": stage} if stage else {}
+
+
+def _recomputes_4_bits(call: ast.Call) -> bool:
+    """Whether a call of PEFT's preparation for 4 bits switches recomputation on."""
+    switch = keywords_of(call).get("use_gradient_checkpointing", next(iter(call.args[1:]), None))
+    return switch is None or literal_or_none(switch) is True
 
 
 def _stage(call: ast.Call) -> int:

@@ -39,6 +39,7 @@ from autotune.onboarding.script.adapters import (
     NOT_COUNTED,
     NOT_PREDICTED,
     ON_HOST,
+    by_bits,
     frozen,
     is_unfused,
     loaded_in,
@@ -613,6 +614,8 @@ def _planned_adapters(script: Script) -> Mapping[str, Any]:
     DeepSpeed casts them."""
     said = script.written.workload if script.written else {}
     found = {**(said.get("peft") or peft_of(script))}
+    if found:
+        found["method"] = by_bits(script, found["method"])
     is_fp32 = found.pop("frozen_fp32", False) or loaded_in(script) == "float32"
     casts = found.get("method") != "lora" or _loop(script) == "deepspeed"
     return {**found, "frozen_fp32": True} if is_fp32 and not casts else found

@@ -70,6 +70,8 @@ may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, 
 checkpoints, in which it trains unless it is told"""
 LORA_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
 """options by which programs are told the rank of their adapters"""
+FOUR_BIT_SWITCHES = ("q_lora", "qlora", "use_qlora", "load_in_4bit", "use_4bit")
+"""options by which programs are told to keep the frozen weights in 4 bits"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
     "DPOConfig": "the reference model and the second sequence of each pair",

@@ -21,7 +21,7 @@ from typing import Any, final
 from autotune.onboarding.configuration_files import decided_for
 from autotune.onboarding.draft import Place, around
 from autotune.onboarding.launch.launch_script import value_of
-from autotune.onboarding.script.adapters import loaded_in
+from autotune.onboarding.script.adapters import by_bits, loaded_in
 from autotune.onboarding.script.option_names import (
     OF_MODEL,
     OTHER_MODELS,
@@ -391,6 +391,8 @@ def _fixed(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
     if "accumulation_steps" not in told and isinstance(steps, int) and steps > 0:
         decided = {"accumulation_steps": steps, **decided}
     in_code = {knob: made.value for knob, made in script.in_code.items()}
+    if script.code.recomputes_4_bits and by_bits(script, "") == "qlora":
+        in_code = {**in_code, "recompute": "full"}
     if (stage := _stage_of_strategy(script)) and "zero_stage" not in told:
         decided = {"zero_stage": stage, **decided}
     if "zero_stage" in in_code and "zero_stage" not in told:

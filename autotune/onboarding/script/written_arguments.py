@@ -30,6 +30,7 @@ from typing import Any
 from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
+    FOUR_BIT_SWITCHES,
     LIGHTNING_TRAINER,
     LORA_RANKS,
     MICRO_BATCH,
@@ -327,8 +328,8 @@ def _is_loaded_in_fp32(text: Text, of: str) -> bool:
 
 def written_adapters(text: Text) -> dict[str, Any] | None:
     """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults,
-    and without their rank where an option says it (`r=args.lora_r`); None where it does not say
-    them plainly."""
+    and without their rank where an option says it (`r=args.lora_r`), which may switch 4 bits on,
+    too; None where it does not say them plainly."""
     configs = text.calls("LoraConfig")
     if len(configs) != 1 or not is_plain(configs[0]):
         return None
@@ -339,10 +340,11 @@ def written_adapters(text: Text) -> dict[str, Any] | None:
     targets = targets_of([wanted] if isinstance(wanted, str) else wanted or ())
     if not (by_option or isinstance(rank, int)) or not targets:
         return None
-    switches = (keywords_of(call).get("load_in_4bit") for call in text.calls())
-    quantized = [literal_or_none(node) is True for node in switches if node is not None]
-    is_quantized = bool(quantized) and all(quantized)
-    if is_quantized == text.names.isdisjoint(_QUANTIZED):
+    given_bits = (keywords_of(call).get("load_in_4bit") for call in text.calls())
+    switches = [node for node in given_bits if node is not None]
+    is_quantized = bool(switches) and all(literal_or_none(node) is True for node in switches)
+    by_switch = any(last_name(node) in FOUR_BIT_SWITCHES for node in switches)
+    if not by_switch and is_quantized == text.names.isdisjoint(_QUANTIZED):
         return None
     method = "qlora" if is_quantized else "lora"
     ranked = {} if by_option else {"rank": rank}
