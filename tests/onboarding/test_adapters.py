@@ -205,6 +205,32 @@ def test_adapters_that_a_trainer_is_given_are_planned_or_named(
     assert found.is_upper_bound == bool(note)
 
 
+@pytest.mark.parametrize(
+    ("placement", "ranks", "is_said"),
+    [
+        ("'auto'", 8, True),
+        ("{'': 0}", 8, True),
+        ("PLACES", 8, True),
+        ("'auto'", 1, False),
+        ("{'': int(os.environ['LOCAL_RANK'])}", 8, False),
+        ("None", 8, False),
+    ],
+)
+def test_a_model_that_all_ranks_put_on_the_same_gpus_is_named(
+    placement: str, ranks: int, is_said: bool, tmp_path: Path
+) -> None:
+    program = "import os\nPLACES = 'balanced'\n" + QLORA_PROGRAM.replace(
+        "quantization_config=four_bits", f"device_map={placement}"
+    )
+    (tmp_path / "train.py").write_text(program)
+    launch = file_with(tmp_path / "run.sh", f"torchrun --nproc_per_node {ranks} train.py {HF}\n")
+    draft = first_draft(launch, cluster=f"h100-sxm-1x{ranks}", folder=tmp_path)
+    said = [note for note in draft.notes if "device_map=" in note and "in line 7" in note]
+    assert len(said) == is_said
+    reviewed = review(launch, cluster=f"h100-sxm-1x{ranks}")
+    assert any("device_map=" in each for each in reviewed.assumed) == is_said
+
+
 MEGATRON = (
     "torchrun --nproc_per_node 8 finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
     "--seq-length 1024 --micro-batch-size 8 --global-batch-size 256 --bf16"

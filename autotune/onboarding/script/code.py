@@ -303,6 +303,16 @@ class Code:
         return named.pop() if len(named) == 1 else ""
 
     @cached_property
+    def shared_placement(self) -> tuple[str, int]:
+        """(`device_map` of the call that loads the model, its line), if it is the same on every
+        rank: 'auto' and its like, or a literal that names one device; an empty one otherwise."""
+        for call in self.whole.calls("from_pretrained"):
+            given = keywords_of(call).get("device_map")
+            if given is not None and self.whole.value(given) not in (None, "cpu"):
+                return ast.unparse(given), call.lineno
+        return "", 0
+
+    @cached_property
     def plain_autocast(self) -> int:
         """Line of an autocast that depends on no switch and on no check of the precision; 0: none."""
         tests = (node for node in self.whole.nodes if isinstance(node, ast.If | ast.IfExp))

@@ -669,6 +669,9 @@ def _what_is_off(today: LaunchToday, source: Path) -> Iterator[str]:
         yield f"trials omit {_shown(found.trackers)}, which the exported launch keeps"
     if script.started and today.is_alone and today.place.ranks > 1:
         yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, pass a script that uses torchrun, accelerate or srun"
+    placed, line = script.code.shared_placement
+    if placed and today.ranks_of_trials > 1:
+        yield f"{NOT_COUNTED}device_map={placed} in line {line} of {script.name}, which puts the models of all {today.ranks_of_trials} ranks on the same GPUs, planned with one GPU per rank; omit device_map, or give each rank its own GPU"
     if _spawns_unasked(found):
         many = f"{today.ranks_of_trials}{'' if script.code.spawned else ' are assumed'}"
         yield f"{script.name} starts its own ranks, and no option sets their number ({many}); to tune the number, add an option to {script.name} for it (--world-size)"
