@@ -142,7 +142,7 @@ def test_names_the_extra_that_is_not_installed(bare: Path, tmp_path: Path) -> No
     run(bare / "autotune", "tune", "spec.yaml", folder=tmp_path)
     for command, (_, extra) in test_extras.LACKS.items():
         said = run(bare / "autotune", *command.split(), folder=tmp_path, code=2).stderr
-        assert said.rstrip().endswith(f" with: pip install 'autotune-parallel[{extra}]'")
+        assert f" with: pip install 'autotune-parallel[{extra}]'" in said
 
 
 @pytest.mark.slow

@@ -215,7 +215,7 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
     assert "memory" not in said("plan", "--no-profile")
     first = said("plan")
     assert (
-        f"up to {MOST_RUNS} configs are dry-run once, which may take minutes; --no-profile skips this"
+        f"up to {MOST_RUNS} configs are dry-run once, which may take minutes; use --no-profile to skip"
         in first
     )
     assert f"dry run 1 of at most {MOST_RUNS}: " in first

@@ -46,7 +46,7 @@ def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(
         assert "default-src 'none'" in drawing.headers["content-security-policy"]
         assert ET.fromstring(drawing.text).tag.endswith("svg")
     for absent in listed["missing"]:
-        assert f"{absent['title']}: it needs {absent['needs']}" in html.unescape(page)
+        assert f"{absent['title']} (needs {absent['needs']})" in html.unescape(page)
 
 
 def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
