@@ -347,7 +347,7 @@ def test_one_line_each(width: int) -> None:
 
 def test_a_row_has_a_cell_for_each_column() -> None:
     table = plan_table([])
-    with pytest.raises(ValueError, match="9 columns"):
+    with pytest.raises(ValueError, match="9 cells"):
         table.add_row("1")
 
 

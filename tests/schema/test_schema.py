@@ -445,7 +445,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "knobs.world_sizes",
         "is a reserved name in a space or a config",
     ),
-    ({"knobs": {"Bad name": [1]}}, "knobs", "lower-case letters"),
+    ({"knobs": {"Bad name": [1]}}, "knobs", "a lower-case letter"),
     ({"knobs": {"mine": [1, "a"]}}, "knobs.mine", "all numbers, all words, or true and false"),
     ({"knobs": {"mine": []}}, "knobs.mine", "must have 1 or more entries"),
     ({"knobs": {"mine": {"range": [4]}}}, "knobs.mine.range", "must have 2 or more entries"),

@@ -68,7 +68,7 @@ class TestDeepspeed(TrainerContract):
 
     def test_pipelines_need_a_program_of_your_own(self) -> None:
         config = ParallelConfig(pp=2, dp=4, micro_batch_size=2, accumulation_steps=8)
-        with pytest.raises(ExportError, match="name your own program in the `script` option"):
+        with pytest.raises(ExportError, match="use your own program with the `script` option"):
             trainer("deepspeed").launch(WORKLOAD, config)
         launch = trainer("deepspeed").launch(
             WORKLOAD, config, {"script": "mine.py", "script_args": ["--x", "1"]}

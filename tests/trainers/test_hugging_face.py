@@ -61,7 +61,7 @@ class TestAccelerate(TrainerContract):
 
     def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)
-        with pytest.raises(ExportError, match="name your own program in the `script` option"):
+        with pytest.raises(ExportError, match="use your own program with the `script` option"):
             trainer("accelerate").launch(WORKLOAD, config)
         document = settings(trainer("accelerate").launch(WORKLOAD, config, {"script": "mine.py"}))
         assert document["parallelism_config"]["parallelism_config_tp_size"] == 2

@@ -68,7 +68,7 @@ class TestLightning(TrainerContract):
 
     def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)
-        with pytest.raises(ExportError, match="name your own program in the `script` option"):
+        with pytest.raises(ExportError, match="use your own program with the `script` option"):
             trainer("lightning").launch(WORKLOAD, config)
         written = settings(trainer("lightning").launch(WORKLOAD, config, OWN))["trainer"][
             "strategy"

@@ -91,7 +91,7 @@ class AccelerateTrainer(StepLineTrainer):
                         getattr(c, knob) > 1 and not options["script"],
                         knob,
                         unplanned,
-                        remedy=f"name your own program in the `script` option, or use {knob}=1",
+                        remedy=f"use your own program with the `script` option, or use {knob}=1",
                     )
                     for knob in ("tp", "cp")
                 ),

@@ -103,7 +103,7 @@ class DeepspeedTrainer(Trainer):
                     c.pp > 1 and not own,
                     "pp",
                     "pipeline stages need a program that builds a PipelineModule",
-                    remedy="name your own program in the `script` option, or use pp=1",
+                    remedy="use your own program with the `script` option, or use pp=1",
                 ),
                 Rule(
                     c.pp_schedule != "1f1b",
@@ -145,7 +145,7 @@ class DeepspeedTrainer(Trainer):
                     c.cp > 1,
                     "cp",
                     "DeepSpeed's sequence parallelism (Ulysses) needs a model that calls it",
-                    remedy="name your own program in the `script` option, or use cp=1",
+                    remedy="use your own program with the `script` option, or use cp=1",
                 ),
                 Rule(
                     c.ep > 1,

@@ -175,7 +175,7 @@ class LightningTrainer(StepLineTrainer):
                     c.tp > 1 and not options["script"],
                     "tp",
                     "Lightning needs a program whose configure_model shards the model",
-                    remedy="name your own program in the `script` option, or use tp=1",
+                    remedy="use your own program with the `script` option, or use tp=1",
                 ),
                 Rule(
                     c.tp > 1 and c.dp > 1 and c.zero_stage != 3,
