@@ -42,7 +42,7 @@ def test_variables_of_nodes_that_are_not_there_are_named() -> None:
     ("env", "node_env", "words"),
     [
         (["A=1"], None, "runner.env must map names to values"),
-        ({"A-B": "1"}, None, "'A-B' is not a valid name"),
+        ({"A-B": "1"}, None, "'A-B' is not a valid environment variable name"),
         ({"A": True}, None, "A must be text, but is True; write the value in quotes"),
         (None, ["node-1"], "node_env must map hostnames or addresses to variables"),
         (None, {"node-1": "ib0"}, "runner.node_env.node-1 must map names to values"),
