@@ -90,18 +90,18 @@ def inputs_kept(workload: Workload, traits: Traits) -> tuple[float, float]:
     return (1.0, 1.0) if workload.peft.targets == "all" else (0.5, 0.0)
 
 
-def has_adapters(workload: Workload, traits: Traits, targets: str) -> bool:
-    """Whether these matrices have adapters of PEFT."""
-    if workload.peft is None or not has_library(workload, traits):
-        return False
-    return workload.peft.targets in (targets, "all")
+def casts_mlp_gradients(workload: Workload, traits: Traits) -> bool:
+    """Whether the MLP's gradients are in fp32 until they have passed a dropout: its matrices have
+    PEFT's adapters."""
+    peft = workload.peft
+    return peft is not None and peft.targets == "all" and has_library(workload, traits)
 
 
 def adapters_kept(workload: Workload, layout: Layout, size: Column, traits: Traits) -> Column:
     """Bytes per token that the adapters of one layer keep, averaged over the layers. `size`: bytes
     per element."""
     kept = np.zeros_like(layout.tp)
-    if workload.peft is None or not has_adapters(workload, traits, "attention"):
+    if workload.peft is None or not has_library(workload, traits):
         return kept
     for matrix, inputs, outputs in _adapted(workload.model, workload.peft, layout):
         widths = _widths(workload.model, matrix, inputs, outputs, merged=False)

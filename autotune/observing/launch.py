@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.detect import cuda_devices, gpu_of, memory_bytes
-from autotune.onboarding.launch.launch_script import SHELL_SCRIPTS, Started
+from autotune.onboarding.launch.launch_script import SHELL_SCRIPTS, SHELLS, Started
 from autotune.settings import settings
 from autotune.slurm.allocation import number
 from autotune.spec import ClusterSpec
 from autotune.spec.catalog import cluster_of, gpu
 
-_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _TASKS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
     ("OMPI_COMM_WORLD_SIZE", ""),
@@ -35,7 +34,7 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
     """The target of the review: the script, if a shell runs it without arguments; otherwise the
     command, with a scheduler's tasks as ranks of torchrun."""
     words = tuple(command)
-    script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]
+    script = words[1] if len(words) > 1 and Path(words[0]).name in SHELLS else words[0]
     if words[-1] == script and Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
         return Path(script)
     for tasks, nodes in _TASKS:

@@ -46,7 +46,7 @@ from autotune.cost.time.compute import element_bytes, keeps_scores
 from autotune.cost.time.elementwise import has_wide_stream, is_liger
 from autotune.cost.time.recompute import BUDGETS
 from autotune.cost.time.stalls import is_offloaded
-from autotune.cost.trainable import adapters_kept, has_adapters, inputs_kept
+from autotune.cost.trainable import adapters_kept, casts_mlp_gradients, inputs_kept
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
@@ -164,20 +164,14 @@ def layer_activations(
     widest = np.where(linear, 1.0, 1.0 + gate)
     stream = np.where(has_wide_stream(workload, table, traits), 4.0, size)
     norms_kept, product_kept = inputs_kept(workload, traits)
-    # gradients of what PEFT's adapters read are in fp32 until the dropout is passed
-    passed = np.maximum(stream, 4.0) if has_adapters(workload, traits, "all") else stream
+    passed = np.maximum(stream, 4.0) if casts_mlp_gradients(workload, traits) else stream
     running = stream * (h / cut + h) + np.maximum(
         passed * (widest * width + 2.0 * visits * h), size * 2.0 * _heads(model) / tp
     )
     found = LayerActivations(
         boundary=stream * h / cut,
         residual=stream * 2.0 * h / cut,
-        norm=norms_kept
-        * size
-        * 2.0
-        * h
-        * stored
-        / (np.ones_like(cut) if traits.keeps_gathered else cut),
+        norm=norms_kept * size * 2.0 * h * stored / (1.0 if traits.keeps_gathered else cut),
         cast=np.where(stream > size, 0.0, size * cast / cut),
         attention=size * _attention(model, table, layout, traits, stored),
         projected=size * (_heads(model) - output if model.is_latent else 0.0) / tp,

@@ -65,7 +65,7 @@ _OF_THE_PLACE = re.compile(
 
 SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
 """endings of scripts that start programs"""
-_SHELLS = ("bash", "sh", "zsh", "sbatch")
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _OTHER_PROGRAM = re.compile(
     r"^(?!.*(train|tune))(.*[_.])?(prep(are|rocess)?|convert|download|tokenize|eval(uate)?|test|infer(ence)?|generate|sample|merge|export|upload)(_|\.|$)"
 )
@@ -225,7 +225,7 @@ def started_by(text: str) -> Started | None:
 def script_of(words: Sequence[str]) -> tuple[str, Path] | None:
     """(text, path) of the shell script that a command runs, with the command's arguments for the
     script; None for any other command."""
-    behind = words[1:] if words[0].rpartition("/")[2] in _SHELLS else words
+    behind = words[1:] if words[0].rpartition("/")[2] in (*SHELLS, "sbatch") else words
     path = Path(next(iter(behind), ""))
     if path.suffix not in SHELL_SCRIPTS or not path.is_file():
         return None
