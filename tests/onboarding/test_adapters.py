@@ -178,6 +178,24 @@ def test_an_option_switches_four_bits_and_their_preparation(
     assert (peft.rank, peft.targets, found.config.precision) == (64, "all", "bf16")
 
 
+@pytest.mark.parametrize("prepares", [True, False])
+def test_it_is_the_same_where_the_text_holds_all_arguments(prepares: bool, tmp_path: Path) -> None:
+    program = """import peft
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+four_bits = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", quantization_config=four_bits)
+model = peft.get_peft_model(PREPARED, peft.LoraConfig(r=8))
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=8, bf16=True)
+Trainer(model=model, args=args).train()
+"""
+    prepared = "peft.prepare_model_for_kbit_training(model)" if prepares else "model"
+    (tmp_path / "train.py").write_text(program.replace("PREPARED", prepared))
+    launch = file_with(tmp_path / "run.sh", "torchrun --nproc_per_node 8 train.py\n")
+    draft = first_draft(launch, cluster="h100-sxm-1x8", folder=tmp_path)
+    upcast = {} if prepares else {"upcast": False}
+    assert draft.document["workload"]["peft"] == {**lora(8, method="qlora"), **upcast}
+
+
 @pytest.mark.parametrize(
     ("config", "peft", "note"),
     [

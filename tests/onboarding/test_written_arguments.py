@@ -243,7 +243,13 @@ def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(
         (
             "LoraConfig(r=RANK, lora_alpha=32, target_modules='all-linear')",
             ", quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
-            {"method": "qlora", "rank": 32, "targets": "all", "library": "peft"},
+            {
+                "method": "qlora",
+                "rank": 32,
+                "targets": "all",
+                "library": "peft",
+                "upcast": False,
+            },
         ),
         (
             "LoraConfig(r=4, target_modules=['q_proj', 'down_proj'])",

@@ -68,7 +68,6 @@ _IGNORED = {
 _OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """values of ms-swift's `task_type` whose models have no output projection, or a loss of their
 own"""
-_CASTS = "prepare_model_for_kbit_training"
 _FROZEN = re.compile(r"freeze_\w+|\w+_freeze")
 _SECOND_MODELS = (
     "vision_model_type",
@@ -81,14 +80,6 @@ _OFF = (None, False, 0, "", "false", "False", "no", "none", "None", "0")
 
 def peft_of(script: Script) -> Mapping[str, Any]:
     """LoRA as a workload has it; empty where the options ask for none."""
-    found, names = _adapters(script), script.code.whole.names
-    # a program that makes its adapters itself, and casts nothing before
-    if found.get("method") != "qlora" or _CASTS in names or "get_peft_model" not in names:
-        return found
-    return {**found, "upcast": False}
-
-
-def _adapters(script: Script) -> Mapping[str, Any]:
     said, given = script.said, script.given
     method = _method(said)
     is_on = method == "lora" or _are_on(said, *_SWITCHES, *_QLORA)

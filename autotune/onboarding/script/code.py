@@ -507,6 +507,11 @@ class Code:
         return self._switches_of(_offloads)
 
     @cached_property
+    def casts_nothing(self) -> bool:
+        """Whether it makes adapters itself, and skips PEFT's preparation for 4 bits."""
+        return "get_peft_model" in self.whole.names and _PREPARES not in self.whole.names
+
+    @cached_property
     def recomputes_4_bits(self) -> bool:
         """Whether it recomputes activations beside weights in 4 bits."""
         return any(map(_recomputes_4_bits, self.body.calls(_PREPARES)))

@@ -610,12 +610,14 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
 
 
 def _planned_adapters(script: Script) -> Mapping[str, Any]:
-    """The adapters of a workload, with the type of the frozen weights where that is fp32:
-    DeepSpeed casts them."""
+    """The adapters of a workload, with what is not cast to fp32 beside 4 bits, and the type of the
+    frozen weights where that is fp32: DeepSpeed casts them."""
     said = script.written.workload if script.written else {}
     found = {**(said.get("peft") or peft_of(script))}
     if found:
         found["method"] = by_bits(script, found["method"])
+    if found.get("method") == "qlora" and script.code.casts_nothing:
+        found["upcast"] = False
     is_fp32 = found.pop("frozen_fp32", False) or loaded_in(script) == "float32"
     casts = found.get("method") != "lora" or _loop(script) == "deepspeed"
     return {**found, "frozen_fp32": True} if is_fp32 and not casts else found
