@@ -33,6 +33,7 @@ from autotune.spec.texts.json_text import read_json
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
 from autotune.trainers.documents.shell_words import command_of, commands_of
+from autotune.trainers.hf_trainer.read import weights_on_host
 from autotune.trainers.launch_files import MANIFEST, SCRIPT, digest_of
 from autotune.trainers.present_configuration import (
     DOCUMENTS,
@@ -343,9 +344,10 @@ def runs_deepspeed(started: Started, base: Path) -> bool:
 
 
 def offloaded_weights(started: Started, base: Path) -> str:
-    """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if
-    none does."""
-    named = _settings(started).get("deepspeed") or started.option("deepspeed_config_file")
+    """The setting of accelerate, DeepSpeed or transformers' FSDP that keeps weights on the host;
+    empty if none does."""
+    settings = _settings(started)
+    named = settings.get("deepspeed") or started.option("deepspeed_config_file")
     told = dict(flat(document_in(base / str(named or ""))))
     told |= flat(_accelerate_file(started, base))
     devices = {
@@ -359,7 +361,9 @@ def offloaded_weights(started: Started, base: Path) -> str:
     )
     if not devices.isdisjoint(_HOST):
         return "offload_param"
-    return "fsdp_offload_params" if any(each in ON for each in by_fsdp) else ""
+    if any(each in ON for each in by_fsdp):
+        return "fsdp_offload_params"
+    return weights_on_host(settings.get("fsdp"), _fsdp_config(settings.get("fsdp_config"), base))
 
 
 MAY_SHARD = ", which needs the most memory; add the file, because its stage decides the memory"

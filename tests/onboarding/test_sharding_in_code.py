@@ -189,3 +189,55 @@ def test_the_optimizer_that_a_text_makes(
     assert any(
         said in each for each in found.assumed if "optimizer" in each or "source creates" in each
     ) == bool(said)
+
+
+TRAINER = """from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "stage", "said"),
+    [
+        ("--fsdp True", '{"reshard_after_forward": true}', 3, ""),
+        ("--fsdp True", '{"reshard_after_forward": false}', 2, ""),
+        ("--fsdp full_shard", '{"cpu_offload": true}', 3, "fsdp_config.cpu_offload"),
+        ("--fsdp 'full_shard auto_wrap offload'", "{}", 3, "fsdp=full_shard auto_wrap offload"),
+    ],
+)
+def test_what_a_file_of_fsdp_decides_for_transformers(
+    tmp_path: Path, options: str, settings: str, stage: int, said: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    (tmp_path / "fsdp.json").write_text(settings)
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        f"torchrun --nproc_per_node=8 train.py --per_device_train_batch_size 2 {options} --fsdp_config fsdp.json\n"
+    )
+    found = review(launch, cluster="h100-sxm-1x8", seq_len=2048)
+    assert found.config is not None
+    assert found.config.zero_stage == stage
+    assert any(f"weights on the host ({said})" in each for each in found.assumed) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("written", "stage", "said"),
+    [
+        ("fsdp=True, fsdp_config={'reshard_after_forward': False}", 2, ""),
+        ("fsdp=True, fsdp_config={'cpu_offload': True}", 3, "TrainingArguments in line 2"),
+        ("fsdp='full_shard offload'", 3, "fsdp=full_shard offload"),
+    ],
+)
+def test_what_written_arguments_of_fsdp_decide(
+    tmp_path: Path, written: str, stage: int, said: str
+) -> None:
+    arguments = f"args = TrainingArguments('out', per_device_train_batch_size=2, {written})"
+    (tmp_path / "train.py").write_text(TRAINER.replace(TRAINER.splitlines()[1], arguments))
+    (tmp_path / "train.sh").write_text("torchrun --nproc_per_node=8 train.py\n")
+    draft = first_draft(tmp_path / "train.sh", cluster="h100-sxm-1x8", folder=tmp_path)
+    assert draft.document["space"]["zero_stage"][0] == stage
+    assert f"zero_stage={stage}" in draft.document["baseline"]
+    named = [note for note in draft.notes if f"weights on the host ({said})" in note]
+    assert bool(named) == bool(said)

@@ -47,6 +47,7 @@ from autotune.onboarding.script.written_arguments import (
     written_adapters,
 )
 from autotune.spec.texts.usual_names import WORDS, target_of
+from autotune.trainers.hf_trainer.read import weights_on_host
 
 _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
@@ -102,9 +103,11 @@ def _spawns(call: ast.Call) -> bool:
 
 def _offloads(call: ast.Call) -> bool:
     """Whether the call makes FSDP keep weights on the host."""
-    asked = keywords_of(call).get("offload_params", ast.Constant(value=False))
-    is_asked = called_name(call) == "CPUOffload" and literal_or_none(asked) is not False
-    return is_asked or called_name(call) == "CPUOffloadPolicy"
+    given, name = keywords_of(call), called_name(call)
+    if name == "CPUOffload":
+        return literal_or_none(given.get("offload_params", ast.Constant(value=False))) is not False
+    of_trainer = (literal_or_none(given.get(key)) for key in ("fsdp", "fsdp_config"))
+    return name == "CPUOffloadPolicy" or bool(weights_on_host(*of_trainer))
 
 
 def _counts_tokens(name: str) -> bool:
@@ -586,9 +589,14 @@ def _done_by(node: ast.AST) -> dict[str, Any]:
 
 
 def _done_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> dict[str, Any]:
-    settings = literal_or_none(given.get("fsdp_config"))
-    of_fsdp = settings.get("activation_checkpointing") if isinstance(settings, dict) else None
-    if name in _RECOMPUTES or of_fsdp is True:
+    if isinstance(of_fsdp := literal_or_none(given.get("fsdp_config")), dict):
+        recomputes = of_fsdp.get("activation_checkpointing") is True
+        keeps_weights = of_fsdp.get("reshard_after_forward") is False
+        return {
+            **({"recompute": "full"} if recomputes else {}),
+            **({"zero_stage": 2} if keeps_weights else {}),
+        }
+    if name in _RECOMPUTES:
         return {"recompute": "full"}
     if name == "set_float32_matmul_precision":
         is_tf32 = bool(call.args) and literal_or_none(call.args[0]) in ("high", "medium")

@@ -58,6 +58,7 @@ from autotune.onboarding.script.argv import (
     values_of,
     written,
 )
+from autotune.onboarding.script.built_model import built_model
 from autotune.onboarding.script.code import UNDER_CONDITION
 from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD
 from autotune.onboarding.script.option_matches import (
@@ -513,6 +514,12 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
         if known := model_named(loaded, cwd, folder):
             where = f"{known[1]} (line {line})" if known[1] else f"line {line}"
             return Entry(key="model", value=known[0], comment=where)
+    told = {each.last: each.present for each in found.script.options}
+    if named is None and (built := built_model(found.script.code.own, told)):
+        fields, line = built
+        lacks = "; fill in: vocab_size" if fields["vocab_size"] is None else ""
+        value = fields | {"vocab_size": fields["vocab_size"] or VOCAB_SIZE}
+        return Entry(key="model", value=value, comment=f"line {line}{lacks}")
     sizes = {target: found.count(target) for target in SHAPE}
     of_options = [found.used[target].option for target in SHAPE if target in found.used]
     is_default = found.script.held_elsewhere and not any(each.given for each in of_options)

@@ -235,8 +235,11 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     found.unclear += [script.unread] if script.unread else []
     found.unclear += found.settings.unclear if found.settings else ()
     options = tuple(_options(found, cwd))
+    made = script.in_code.get("zero_stage")
+    keeps_weights = 2 in (decided.get("zero_stage"), made.value if made else None)
     for option, meaning in _meanings(found, options):
-        _sort(found, option, meaning)
+        is_switch = keeps_weights and meaning is not None and meaning.shards_all
+        _sort(found, option, meaning.keeping_weights() if is_switch and meaning else meaning)
     if found.used.keys().isdisjoint(("micro_batch_size", "global_batch_size")):
         found.unclear += [
             f"{each.shown}={each.present} (a batch in tokens is `{each.prefix}{{micro_batch_size * seq_len}}`)"

@@ -117,6 +117,17 @@ class Meaning:
         """Whether the script divides it by its ranks."""
         return self.expression.endswith("* dp")
 
+    @property
+    def shards_all(self) -> bool:
+        """Whether it is FSDP's switch, between ZeRO 3 and no sharding."""
+        return self.target == "zero_stage" and {*self.words} == {"3", "0"}
+
+    def keeping_weights(self) -> Meaning:
+        """FSDP's switch of a program that keeps weights gathered after the forward pass: ZeRO 2."""
+        words = {"2" if stage == "3" else stage: word for stage, word in self.words.items()}
+        values = tuple(2 if stage == 3 else stage for stage in self.values)
+        return replace(self, words=words, values=values, default=2 if self.default == 3 else 0)
+
 
 _STAGES = frozenset(range(4))
 """of ZeRO: DeepSpeed's own examples call the option `--stage`"""

@@ -126,7 +126,7 @@ def text_model(document: Document) -> tuple[str, Document]:
         return (
             (guessed, document)
             if guessed
-            else text_model({**document, "model_type": _family_of_class(document)})
+            else text_model({**document, "model_type": family_of_class(_class_in(document))})
         )
     alike = as_alike(document)
     return str(alike["model_type"]), alike
@@ -147,10 +147,14 @@ def guessed_family(document: Document) -> str:
     return "gpt2" if "n_embd" in document else "llama"
 
 
-def _family_of_class(document: Document) -> str:
-    """For a file without `model_type`, the family of its class: GPTNeoXForCausalLM is gpt_neox."""
+def _class_in(document: Document) -> str:
     named = document["architectures"]
-    written = str(named[0] if isinstance(named, list) else named)
+    return str(named[0] if isinstance(named, list) else named)
+
+
+def family_of_class(written: str) -> str:
+    """The family of a class's name: GPTNeoXForCausalLM is gpt_neox. Raises `SpecError` if no known
+    family has this class."""
     plain = _CLASS_END.sub("", written).lower()
     for family in (*FAMILIES, *ALIKE, *APART, *NOT_DECODERS):
         if re.sub(r"[^a-z0-9]", "", family.lower()) in (plain, f"{plain}text"):

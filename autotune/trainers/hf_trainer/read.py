@@ -132,3 +132,12 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         shards
     )
     return 2 if gathered else 3, recompute or inner
+
+
+def weights_on_host(fsdp: Any, fsdp_config: Any) -> str:
+    """The setting of `fsdp` and `fsdp_config` that keeps weights on the host; empty if neither
+    does."""
+    if fsdp and "offload" in str(fsdp).lower():
+        return f"fsdp={fsdp}"
+    is_on = isinstance(fsdp_config, Mapping) and fsdp_config.get("cpu_offload") in (True, "true")
+    return "fsdp_config.cpu_offload" if fsdp and is_on else ""
