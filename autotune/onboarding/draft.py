@@ -80,8 +80,8 @@ class Place:
         return ("cluster",) if self.name is None and self.nodes > 1 else ()
 
     @property
-    def entries(self) -> tuple[Entry, Entry]:
-        """The spec's cluster and runner."""
+    def entries(self) -> tuple[Entry, Entry, Entry]:
+        """The spec's cluster, time limits and runner."""
         usual = f"h100-sxm-{self.nodes}x{self.gpus_per_node or RANKS}"
         if self.name:
             comment = ""
@@ -93,6 +93,7 @@ class Place:
             comment = f"this machine; otherwise e.g. {usual}"
         return (
             Entry(key="cluster", value=self.name or "local", comment=comment),
+            Entry(key="measure") if self.is_cpu else time_limits(),
             Entry(key="runner", value="ray" if self.is_spread else "local"),
         )
 
@@ -129,6 +130,15 @@ class Entry:
     """the entries of a list, each on a line of its own"""
     below: tuple[str, ...] = ()
     """comments under it"""
+
+
+def time_limits() -> Entry:
+    """Time limits of trials on GPUs, where loading a model and compiling it take minutes."""
+    return Entry(
+        key="measure",
+        value={"start_timeout_s": 600, "step_timeout_s": 120, "trial_timeout_s": 1800},
+        comment="seconds until the first step (loading, compiling), between two steps, and for a whole trial",
+    )
 
 
 def filled(*entries: Entry) -> tuple[Entry, ...]:

@@ -25,6 +25,7 @@ from autotune.onboarding.draft import (
     model_named,
     named_cluster,
     stated,
+    time_limits,
 )
 from autotune.onboarding.present_post_training import (
     asked_of_post_training,
@@ -155,6 +156,8 @@ def import_draft(
     ]
     if "seed" in reading.options:
         entries.append(Entry(key="seed", value=reading.options["seed"]))
+    if there is None or not there.gpu.is_cpu:
+        entries.append(time_limits())
     of_one_node = reading.nodes is None or reading.nodes[0] == 1
     if (ranks or 1) <= NODE and (there.num_nodes == 1 if there else of_one_node):
         entries.append(Entry(key="runner", value="local"))

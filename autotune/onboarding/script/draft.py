@@ -179,7 +179,7 @@ def script_draft(
         f"A first spec for {source.name}, written by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
         "Next, fill in what the comments ask for, then run `autotune check` (five real steps) and `autotune tune`.",
     )
-    where, runner = place.entries
+    where, limits, runner = place.entries
     return Draft(
         heading=heading,
         entries=filled(
@@ -190,6 +190,7 @@ def script_draft(
             _space_entry(today),
             baseline,
             Entry(key="trainer", parts=trainer),
+            limits,
             runner,
         ),
         fill_in=tuple(fill_in),

@@ -157,7 +157,7 @@ def settings_draft(
         Entry(key="fixed", value=fixed, comment="decided by the settings"),
         Entry(key="metrics", value=dict(program.metrics), comment="from the program's log"),
     )
-    where, runner = place.entries
+    where, limits, runner = place.entries
     return Draft(
         heading=(
             f"A first spec, written by `autotune init` from {told.source.name} ({program.name} settings). Nothing was run.",
@@ -170,6 +170,7 @@ def settings_draft(
             Entry(key="space", value=space),
             Entry(key="baseline", value=baseline, comment="the current settings"),
             Entry(key="trainer", parts=trainer),
+            *filled(limits),
             runner,
         ),
         fill_in=(*(() if known else ("model",)), *place.fill_in),

@@ -316,7 +316,8 @@ class ProgramTrial:
             if why := self._still_builds():
                 self._fail(FailureKind.TIMEOUT, f"{law}; {why}; raise measure.start_timeout_s")
             else:
-                self._fail(FailureKind.HANG, law)
+                remedy = "if it needs longer to start, raise measure.start_timeout_s"
+                self._fail(FailureKind.HANG, f"{law}; {remedy}")
         elif done and now_s - max(self._progress_s, self._heard_s) >= measure.step_timeout_s:
             law = f"the log has no step after step {done - 1}, and nothing else, within step_timeout_s={measure.step_timeout_s:g}"
             self._fail(FailureKind.HANG, law, step=done)
