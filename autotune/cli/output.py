@@ -263,9 +263,9 @@ def _joined(text: str, remedy: str) -> str:
     from autotune.spec.config import capitalized
     from autotune.spec.texts.validation import broken_rule
 
-    text = broken_rule({"msg": text}).rstrip(".")
     # of older releases
-    text = re.sub(r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text)
+    text = re.sub(r"'[^']*' is not a valid integer( range)?\.$", "must be a whole number", text)
+    text = broken_rule({"msg": text}).rstrip(".")
     text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
     return f"{text} {capitalized(remedy)}" if text.endswith("?") else f"{text}; {remedy}"
 

@@ -113,7 +113,13 @@ def test_errors(
             )
         ),
         ("POST", "/review", {"json": [1]}, "must be a JSON object"),
-        ("POST", "/review", {"content": b"{}"}, "must be a JSON object"),
+        # older releases of FastAPI take a body without a type for JSON
+        (
+            "POST",
+            "/review",
+            {"content": b"{}"},
+            ("must be a JSON object", "this is required, but is missing"),
+        ),
         ("POST", "/review", {"json": {}}, "this is required, but is missing"),
         (
             "POST",
@@ -165,7 +171,11 @@ def test_errors(
     ],
 )
 def test_parameters_and_bodies_are_refused_in_words_that_have_the_value(
-    service: Service, method: str, path: str, request_: dict[str, Any], message: str
+    service: Service,
+    method: str,
+    path: str,
+    request_: dict[str, Any],
+    message: str | tuple[str, ...],
 ) -> None:
     answer = service.http.request(method, f"{API}{path}", **request_)
     assert answer.status_code == 422
