@@ -1,7 +1,7 @@
-"""`advise(object)`: the review of a training from within it; and what the callback (`callback`)
-keeps of it at its end.
+"""`advise(object)` reviews a training from inside its own process. The callback (`callback.py`)
+stores the run at its end with functions of this module.
 
-Whatever goes wrong here is a warning, never an exception into the training.
+Errors become warnings, so they never interrupt the training.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ def advise(
     cluster: str | None = None,
     store: str | Path | None = None,
 ) -> Review | None:
-    """Print a review of a training before it begins, on stderr of the first rank: whether it fits,
-    how fast it should be, and what would make it faster.
+    """Print a review of a training before it begins, on stderr of the first rank: whether it fits
+    in memory, how fast it should be, and what would make it faster.
 
-    `thing`: transformers' or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the
-    last two with `model`), or a module. `seq_len` (tokens), `batch` (sequences of a rank in a
-    forward pass) and `cluster` provide what it does not contain. `store`: the results database;
-    default: the usual one, if it exists.
+    Returns None on other ranks, and after an error, which becomes a warning. `thing`: transformers'
+    or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the last two with
+    `model`), or a module. `seq_len` (tokens), `batch` (sequences per rank in a forward pass) and
+    `cluster` provide what `thing` does not contain. `store`: the results database; by default the
+    user's, if it exists.
     """
     if not is_first(os.environ, ()):
         return None
@@ -65,7 +66,8 @@ def advise(
 
 
 def reviewed(training: Training, *, cluster: str | None, store: str | Path | None) -> Review:
-    """The review of what was read of an object. Raises `SpecError` where something is not known."""
+    """Review a training that was read from an object. Raises `SpecError` if its sequence length,
+    micro-batch size or parameters are unknown."""
     from autotune.onboarding.launch.seen_draft import seen_model
 
     for name, value, how in (
@@ -106,19 +108,19 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
     with _opened(store) as database, TemporaryFolder("review") as folder:
         path = folder / "study.json"
         path.write_text(json.dumps(document), encoding="utf-8")
-        found = review(path, store=database, local_cluster=lambda: here)
-        # the study is autotune's own, no file of the user's
-        warnings = tuple(replace(each, file="", line=None) for each in found.warnings)
-        return replace(found, target=document["name"], warnings=warnings)
+        result = review(path, store=database, local_cluster=lambda: here)
+        # the study is a temporary file, so its lines mean nothing to the user
+        warnings = tuple(replace(each, file="", line=None) for each in result.warnings)
+        return replace(result, target=document["name"], warnings=warnings)
 
 
 def program() -> str:
-    """The name of the program that runs."""
+    """Name of the running script, such as `train.py`."""
     return Path(sys.argv[0]).name or "python"
 
 
 def warn(error: Exception) -> None:
-    """Says that advice failed. Where warnings are errors it is printed."""
+    """Warn that advice failed. If Python turns warnings into errors, print the text instead."""
     text = f"autotune: advice failed, but training is not affected: {type(error).__name__}: {error}"
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -127,12 +129,13 @@ def warn(error: Exception) -> None:
 
 
 def _opened(store: str | Path | None) -> Any:
-    """The results database, where it was named or is there already."""
+    """Context manager of the results database; of None if it does not exist and was not requested
+    by `store` or AUTOTUNE_STORE."""
     return results_database(store, is_needed=store is not None or "AUTOTUNE_STORE" in os.environ)
 
 
 def kept(run: ObservedRun, store: str | Path | None) -> None:
-    """Keeps the run where there is a results database, and says what was measured."""
+    """Store the run if there is a results database, and print what was measured."""
     where = "not stored: there is no results database (set AUTOTUNE_STORE)"
     with _opened(store) as database:
         if database is not None:

@@ -1,8 +1,8 @@
-"""The adviser of a run, in a process of its own: reviews the command before it starts, reads what
-it prints, keeps what was seen.
+"""The adviser process of `autotune run`: reviews the command before it starts, reads its output
+while it runs, and stores the observed run at its end.
 
-It takes `SHARE` of a core while the command runs. What it cannot read in that time is left out, but
-never the last lines.
+While the command runs, the adviser uses at most `SHARE` of a core. Output that it cannot read in
+that time is dropped, oldest first, so the last lines are always read.
 """
 
 from __future__ import annotations
@@ -41,38 +41,41 @@ from autotune.spec.texts.secrets import masked, secrets_of, without
 from autotune.trainers.base.own_program import COMMAND, name_in, program_name
 
 PACKET = 1 << 17
+"""maximum size of a received packet, bytes"""
 WAITING_BYTES = 4 << 20
-"""output that waits to be read"""
+"""maximum size of received output that has not been read yet, bytes; older output is dropped"""
 SHARE, AT_ONCE_S = 0.008, 0.5
-"""of a core that reading takes while the command runs, and processor time that it may take at
-once"""
+"""CPU budget while the command runs: a fraction of a core, and CPU seconds allowed on top of it"""
 PAUSE_S = 0.2
+"""time between checks whether the CPU budget allows more reading, seconds"""
 WARM_S = 10.0
+"""run time after which modules needed at the end are imported in advance, seconds"""
 LOOK_S = 2.0
-"""time between two looks at the memory of GPUs"""
+"""time between readings of GPU memory, seconds"""
 PART = 60_000
-"""bytes of a part of the document"""
+"""maximum payload of a packet to the main process, bytes"""
 _LINE_END = re.compile(rb"[\r\n]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a person asked of `autotune run`."""
+    """The arguments of `autotune run`."""
 
     command: tuple[str, ...]
     said: Mapping[str, Any] = field(default_factory=dict)
-    """what the command does not say itself: model, cluster, seq_len, batch, precision, config"""
+    """options of the review, for what the command does not state: model, cluster, seq_len, batch,
+    precision, config"""
     store: str | None = None
     """address of the results database; None for the default"""
     as_json: bool = False
     reports: str = ""
     """folder of the probe's reports; empty if the ranks are not observed"""
     profiles: bool = False
-    """torch's profiler watches some steps"""
+    """whether torch's profiler records a few steps"""
 
 
 def adviser_of(asked: Asked) -> Any:
-    """The function that advises on the other end of the sockets."""
+    """Return the function that `run_in_place` calls in the adviser process, with its socket."""
 
     def advise(channel: socket.socket) -> None:
         _Adviser(asked, channel).run()
@@ -115,7 +118,7 @@ class _Adviser:
                 self._read(packet, program)
             if started and now_s - looked_s >= LOOK_S:
                 looked_s = now_s
-                if now_s - began_s > WARM_S:  # what is needed at the end takes a second to load
+                if now_s - began_s > WARM_S:  # importing this at the end would take a second
                     import_module("autotune.store.sql")
                 program.look(_descendants(started["pid"]))
             while time.process_time() - began_cpu_s > AT_ONCE_S + SHARE * (
@@ -124,54 +127,50 @@ class _Adviser:
                 if self._has_ended():
                     break
                 time.sleep(PAUSE_S)
-        for kind in list(self._rest):  # a last line without an end
+        for kind in list(self._rest):  # a last line without a newline
             self._read_lines(kind, b"\n", time.monotonic(), program)
         self._finish(json.loads(packet[1:]), started, found, program, versions)
 
     def _review(self) -> Review | None:
-        """The review of the launch, which is said; one that only tells how its log is read where it
-        fails, None where nothing is known."""
+        """Review the launch and print the result. If that fails, return a review that holds only
+        the log patterns, or None if these are unknown too."""
         target = target_of(self._asked.command, os.environ)
         try:
-            with self._known() as store:
-                found = review(target, store=store, here=cluster_here, **self._asked.said)
-        except Exception as error:  # the run is worth keeping all the same
-            self._say(f"not reviewed: {_why(error)}")
-            return self._unreviewed(target)
-        for line in short_lines(found):
+            with self._existing_store() as store:
+                result = review(target, store=store, here=cluster_here, **self._asked.said)
+        except Exception as error:  # the run is stored even without a review
+            self._say(f"not reviewed: {_reason_of(error)}")
+            return self._log_patterns_only(target)
+        for line in short_lines(result):
             self._say(line)
-        return found
+        return result
 
     @contextmanager
-    def _known(self) -> Iterator[Any]:
-        """The results database; None where it is not there or does not answer, as a review does
-        without."""
+    def _existing_store(self) -> Iterator[Any]:
+        """The results database; None if it does not exist or does not answer, because a review
+        works without it."""
         with ExitStack() as stack:
             try:
                 store = stack.enter_context(results_database(self._asked.store, is_needed=False))
             except Exception as error:
-                self._say(f"reviewed without the results database: {_why(error)}")
+                self._say(f"reviewed without the results database: {_reason_of(error)}")
                 store = None
             yield store
 
-    def _unreviewed(self, target: Any) -> Review | None:
+    def _log_patterns_only(self, target: Any) -> Review | None:
         with suppress(Exception):
-            found = review(target, here=cluster_here)
-            of_study = (
-                found.study.trainer_options.get("metrics")
-                if found.study and found.study.trainer == COMMAND
-                else None
-            )
-            return Review(
-                target=found.target, understood="", metrics=found.metrics or of_study or {}
-            )
+            result = review(target, here=cluster_here)
+            metrics = result.metrics
+            if not metrics and result.study and result.study.trainer == COMMAND:
+                metrics = result.study.trainer_options.get("metrics") or {}
+            return Review(target=result.target, understood="", metrics=metrics)
         return None
 
     def _finish(
         self, end: Mapping[str, Any], started: Mapping[str, Any], found: Review | None, program: Any, versions: Mapping[str, str]
     ) -> None:  # fmt: skip
-        code, told = int(end["code"]), str(end["told"])
-        is_interrupted = code != 0 and bool(told or -code in _ENDING)
+        code, last_signal = int(end["code"]), str(end["last_signal"])
+        is_interrupted = code != 0 and bool(last_signal or -code in _ENDING)
         seen, failure = program.ended(
             code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted
         )
@@ -190,7 +189,7 @@ class _Adviser:
             config=found.config if found else None,
             estimate=found.estimate if found else None,
             measurement=seen,
-            failure=_hidden(failure, command),
+            failure=_without_secrets(failure, command),
             versions={**versions, **(seen.versions if seen else {})},
             host=socket.gethostname(),
             owner=user_name(),
@@ -220,8 +219,8 @@ class _Adviser:
     def _diagnosed(
         self, seen: Measurement | None, found: Review | None, program: Any
     ) -> tuple[Measurement | None, Diagnosis | None]:
-        """The measurement with the evidence of its ranks, and what they say; as it is where nothing
-        was to be diagnosed."""
+        """The measurement with the evidence of all ranks, and the diagnosis. Without a requested
+        diagnosis, the measurement as it is and None."""
         if not self._asked.reports:
             return seen, None
         predicted = expected(found.estimate if found else None)
@@ -238,10 +237,11 @@ class _Adviser:
             )
         if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
             evidence = replace(evidence, profile_failed="training ended before the tenth step")
-        if (config := (found and found.config) or self._said_config()) is not None:
+        if (config := (found and found.config) or self._config_of_options()) is not None:
             evidence = with_asked(evidence, config, said_by="launch")
             evidence = replace(evidence, asked_at=_asked_at(found, evidence) if found else {})
-        # a line of the log may be anything: a micro-batch, one of several ranks' lines
+        # the probe's step times replace those of the log, whose lines may be micro-batches or
+        # repeat for each rank
         seen = replace(
             seen or Measurement(step_times_s=()),
             step_times_s=evidence.step_times_s,
@@ -255,8 +255,8 @@ class _Adviser:
         )
         return seen, diagnose(evidence)
 
-    def _said_config(self) -> ParallelConfig | None:
-        """What `--config` says, where the launch could not be reviewed."""
+    def _config_of_options(self) -> ParallelConfig | None:
+        """The config of `--config`; None without the option, or if it cannot be parsed."""
         with suppress(AutotuneError, ValueError):
             return (
                 ParallelConfig.parse(str(self._asked.said["config"]))
@@ -279,7 +279,7 @@ class _Adviser:
                     self._packets.remove(oldest)
                     self._bytes -= len(oldest)
                 self._arrived.notify()
-        os._exit(0)  # nobody is there to advise any more
+        os._exit(0)  # the main process is gone
 
     def _take(self, timeout_s: float) -> bytes | None:
         with self._arrived:
@@ -310,26 +310,26 @@ class _Adviser:
 
 
 _ENDING = (1, 2, 3, 15)
-"""signals by which people end programs: SIGHUP, SIGINT, SIGQUIT, SIGTERM"""
+"""numbers of the signals with which users end programs: SIGHUP, SIGINT, SIGQUIT, SIGTERM"""
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     return error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
 
 
 def _asked_at(found: Review, evidence: Evidence) -> dict[str, str]:
-    """Where the launch asks for knobs that have no effect: the lines that would change if they were
-    not asked for."""
+    """By knob without effect, the line of the launch that sets it (file:number)."""
     knobs = [text.partition(":")[0] for text in evidence.disagreements]
     return {knob: line for knob in knobs if (line := line_of_knob(found, knob, UNASKED[knob]))}
 
 
 def _log_options(command: tuple[str, ...], found: Review | None) -> dict[str, Any]:
-    """How the log of a program is read of which too little is known for a study."""
+    """Options of the command trainer with the review's log patterns, for a program without a
+    study; empty without patterns."""
     return {"argv": [name_in(command)], "metrics": found.metrics} if found and found.metrics else {}
 
 
-def _hidden(failure: Failure | None, command: tuple[str, ...]) -> Failure | None:
+def _without_secrets(failure: Failure | None, command: tuple[str, ...]) -> Failure | None:
     secrets = secrets_of(list(command))
     if failure is None or not secrets:
         return failure
@@ -342,9 +342,9 @@ def _hidden(failure: Failure | None, command: tuple[str, ...]) -> Failure | None
 
 
 def _descendants(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:  # grows while it is read
+    pids = [pid]
+    for pid_of_tree in pids:  # the list grows during the loop
         with suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
+            for task in Path(f"/proc/{pid_of_tree}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+    return pids

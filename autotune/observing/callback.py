@@ -1,9 +1,9 @@
-"""`AutotuneCallback()`, one line in a script of transformers' or Lightning's `Trainer`: the review
-when training begins, the observed run kept at its end.
+"""`AutotuneCallback()` for transformers' and Lightning's `Trainer`: prints a review when training
+begins, and stores the observed run when it ends.
 
-It times optimizer steps by when they end, reads the peak of torch's allocator (without a GPU that
-of the process), and asks the training for nothing. Of the ranks of a job the first one speaks. An
-end without the libraries' own call, as after an exception, is kept when the process ends.
+A step time is the time between the ends of two optimizer steps. Peak memory is that of torch's CUDA
+allocator, or without a GPU that of the process. Only the first rank of a job prints and stores. If
+the library does not call the end hook, as after an exception, the run is stored at process exit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from autotune.settings import user_name
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome
 
 SKIPPED, MOST_STEPS = 2, 4096
-"""first steps that do not count, and steps that are kept: of more every second one, then every
-fourth, ..."""
+"""steps skipped as warm-up; maximum number of step times kept, beyond which only every second one
+is kept, then every fourth, and so on"""
 _BASES = (
     ("transformers.trainer_callback", "TrainerCallback"),
     ("lightning.pytorch.callbacks", "Callback"),
@@ -45,20 +45,21 @@ _LIBRARIES = (
 
 
 class AutotuneCallback:
-    """A callback of the library that the program has imported."""
+    """A callback for transformers' or Lightning's `Trainer`, whichever the program has imported."""
 
     def __new__(cls, *args: Any, **options: Any) -> AutotuneCallback:
-        """An instance that is a callback of these libraries too."""
-        loaded = [
+        """Create an instance that also inherits from the callback classes of the imported
+        libraries."""
+        bases = [
             getattr(sys.modules[module], name) for module, name in _BASES if module in sys.modules
         ]
         kind = (
-            type(cls.__name__, (cls, *dict.fromkeys(loaded)), {})
-            if cls is AutotuneCallback and loaded
+            type(cls.__name__, (cls, *dict.fromkeys(bases)), {})
+            if cls is AutotuneCallback and bases
             else cls
         )
-        made: AutotuneCallback = object.__new__(kind)
-        return made
+        callback: AutotuneCallback = object.__new__(kind)
+        return callback
 
     def __init__(
         self,
@@ -83,27 +84,23 @@ class AutotuneCallback:
         self._awaits_batch = False
 
     def __reduce__(self) -> Any:
-        return (_again, (self._options,))
+        return (_from_options, (self._options,))
 
     # transformers
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The review."""
-        self._begin(
-            _Seen(
-                args, kwargs.get("model"), getattr(kwargs.get("train_dataloader"), "dataset", None)
-            )
-        )
+        """Print the review."""
+        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        self._begin(_TransformersTrainer(args, kwargs.get("model"), dataset))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An optimizer step."""
+        """Record the end of an optimizer step."""
         self._step()
 
     # Lightning
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """The review, where the tokens of a sequence are known; else they are those of the first
-        batch."""
+        """Print the review if the sequence length is known; otherwise wait for the first batch."""
         from autotune.observing.objects import length_of
 
         loader = getattr(trainer, "train_dataloader", None)
@@ -116,7 +113,7 @@ class AutotuneCallback:
     def on_train_batch_start(
         self, trainer: Any, module: Any, batch: Any, index: int, *more: Any
     ) -> None:
-        """The review, where the first batch says how long sequences are."""
+        """Print the review, with the sequence length of the first batch, if it was unknown."""
         if self._awaits_batch:
             from autotune.observing.objects import length_of_batch
 
@@ -127,19 +124,19 @@ class AutotuneCallback:
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, *more: Any
     ) -> None:
-        """The end of a micro-batch, whether or not it is the last of a step."""
+        """Record the end of an optimizer step, if this micro-batch was its last."""
         if trainer.global_step != self._steps:
             self._steps = trainer.global_step
             self._step()
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """The end of training by an exception."""
+        """Store the run as failed or interrupted."""
         self._end(exception)
 
     # both
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """The end."""
+        """Store the run."""
         self._end(None)
 
     def _begin(self, trainer: Any) -> None:
@@ -214,18 +211,19 @@ class AutotuneCallback:
         )
 
 
-def _again(options: dict[str, Any]) -> AutotuneCallback:
+def _from_options(options: dict[str, Any]) -> AutotuneCallback:
     return AutotuneCallback(**options)
 
 
-class _Seen:
-    """What transformers tells a callback of its trainer."""
+class _TransformersTrainer:
+    """The parts of transformers' `Trainer` that its callbacks receive. `objects.training_of`
+    recognizes it by its class name."""
 
     def __init__(self, args: Any, model: Any, train_dataset: Any) -> None:
         self.args, self.model, self.train_dataset = args, model, train_dataset
 
 
-_Seen.__module__, _Seen.__name__ = "transformers", "Trainer"
+_TransformersTrainer.__module__, _TransformersTrainer.__name__ = "transformers", "Trainer"
 
 
 def _measurement(times: Sequence[float]) -> Measurement:

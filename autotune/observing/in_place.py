@@ -1,27 +1,28 @@
-"""A command that runs in the place of this process, while another process, the adviser, hears what
-it prints. Imports the standard library only.
+"""Runs a command as if this process were that command, while a second process, the adviser, reads
+its output. Imports the standard library only.
 
-    this process    passes output on, signals too, and ends as the command ends. It thinks about nothing
-    command         is started in this process's group, session and terminal, with its stdin, folder and environment; dies with this process
-    adviser         hears the output, and has its lines printed on stderr. Whatever becomes of it, the command goes on
+    this process    relays output and signals, and exits with the command's exit code or signal. Nothing else
+    command         runs in this process's group, session and terminal, with its stdin, folder and environment; is killed if this process dies
+    adviser         receives the output and sends lines to print on stderr. The command continues even if the adviser fails
 
-Output goes the shortest way that a program cannot tell from the one that it had:
+The command must see the same kind of stdout and stderr as without autotune:
 
-    regular file    stays the program's own, and is read as it grows
-    terminal        a pseudo-terminal of the same size, raw, so that what is printed arrives as it is
-    anything else   a pipe; stdout and stderr share one where they were one, so that their order stays
+    regular file    the command writes to it directly; this process reads the file as it grows
+    terminal        a pseudo-terminal of the same size in raw mode, so that bytes pass unchanged
+    anything else   a pipe. If stdout and stderr were the same file, they share one pipe, which keeps their order
 
-Signals of the terminal reach the command as they reach this process. One that another process sent
-is passed on, unless the whole group got it: the `witness`, which is in the group and does nothing,
-has got it then too. So a program hears each signal once.
+The terminal sends its signals to the command directly. This process forwards a signal from another
+process, unless it was sent to the whole group. To find out, it asks the `witness`, an idle process
+of the same group, whether it received the signal too. So the command receives each signal once.
 
-Messages are packets on a pair of sockets; the first byte says what it is:
+Messages between this process and the adviser are packets on a socket pair. The first byte is the
+kind:
 
-    to the adviser      1, 2   output of that stream: 8 bytes of the time of its arrival (double, monotonic clock), then the bytes
-                        3, 4   the same, where something before it was left out: the adviser was busy
-                        S      the command has started: JSON      E   it has ended: JSON
-    from the adviser    L      a line for stderr                  R   the command may start       D   that was all
-                        J      a part of the document for stdout
+    to the adviser      1, 2   output of that descriptor: 8 bytes arrival time (double, monotonic clock), then the output
+                        3, 4   the same, after output that was dropped because the adviser was busy
+                        S      the command has started: JSON      E   the command has ended: JSON
+    from the adviser    L      a line for stderr                  R   the command may start       D   done
+                        J      a part of the JSON document for stdout
 """
 
 from __future__ import annotations
@@ -48,19 +49,23 @@ from dataclasses import dataclass
 from typing import Any, Never, final
 
 CHUNK = 1 << 16
+"""bytes per read"""
 BEFORE_S = 0.8
-"""time that the adviser gets before the command starts"""
+"""how long the command's start waits for the adviser's review, seconds"""
 AFTER_S = 120.0
-"""time that it gets once the command has ended; a signal of a person ends it"""
+"""how long the exit waits for the adviser after the command has ended, seconds; a signal from the
+user ends the wait"""
 GROUP_S = 0.02
-"""time in which a signal to a group reaches all of its processes, also where they are sent to one
-after the other"""
+"""how long a signal to a process group may take to reach all of its processes, seconds, even if it
+is sent to one after the other"""
 ANSWER_S = 5.0
+"""timeout of messages to the adviser and of the witness's answer, seconds"""
 FOLLOW_S = 0.25
-"""time between two looks at a file that grows"""
+"""time between reads of a growing file, seconds"""
 NICE = 10
+"""nice value added to the adviser process"""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""exit codes of shells"""
+"""the shell's exit codes for a command that cannot be started"""
 
 _PASSED_ON = frozenset(
     {
@@ -75,7 +80,7 @@ _PASSED_ON = frozenset(
     | set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 )
 _HELD = _PASSED_ON | {signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE}
-"""signals that do not end this process"""
+"""signals that this process blocks and handles in a thread"""
 _FROM_A_PERSON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
@@ -89,36 +94,39 @@ def run_in_place(
     to_stderr: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> Never:
-    """Runs the command and ends as it does. `adviser`: runs in a process of its own with its end of
-    the sockets; `to_stderr`: stdout is kept for the adviser's document, and the command's goes to
-    stderr; `variables`: what its environment has besides the one that it was given."""
+    """Run the command, and exit with its exit code or signal. `adviser`: called in a separate
+    process with its end of the socket pair; `to_stderr`: the command's stdout goes to stderr,
+    because stdout is for the adviser's JSON document; `variables`: added to the command's
+    environment."""
     _Place(tuple(command), to_stderr=to_stderr, variables=variables or {}).run(adviser)
 
 
 def exec_in_place(command: Sequence[str], variables: Mapping[str, str] | None = None) -> Never:
-    """Becomes the command: nothing of this process is left."""
+    """Replace this process by the command (`exec`)."""
     try:
         _exec(tuple(command), variables or {})
     except OSError as error:
-        sys.exit(_refused(command[0], error.errno or errno.ENOENT))
+        sys.exit(_exit_code_of(command[0], error.errno or errno.ENOENT))
 
 
 def _exec(command: tuple[str, ...], variables: Mapping[str, str]) -> Never:
-    """The command in this process, with the environment that it was given and these variables:
-    Python may have added to its own."""
-    # Python ignores them, and an ignored signal stays ignored
+    """Execute the command with this process's original environment, to which Python may have
+    added, and these variables."""
+    # Python ignores these signals, and the command would inherit that
     for number in (
         signal.SIGPIPE,
         signal.SIGXFSZ,
     ):
         signal.signal(number, signal.SIG_DFL)
-    given = {os.fsencode(name): os.fsencode(value) for name, value in _given_environment().items()}
-    more = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
-    os.execvpe(command[0], command, {**given, **more})
+    original = {
+        os.fsencode(name): os.fsencode(value) for name, value in _original_environment().items()
+    }
+    added = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+    os.execvpe(command[0], command, {**original, **added})
     raise AssertionError("unreachable")
 
 
-def _given_environment() -> Any:
+def _original_environment() -> Any:
     try:
         with open("/proc/self/environ", "rb") as file:
             block = file.read()
@@ -127,21 +135,21 @@ def _given_environment() -> Any:
     return dict(entry.split(b"=", 1) for entry in block.split(b"\0") if b"=" in entry)
 
 
-def _refused(program: str, code: int) -> int:
+def _exit_code_of(program: str, code: int) -> int:
     print(f"autotune: {program}: {os.strerror(code)}", file=sys.stderr)
     return NOT_FOUND if code == errno.ENOENT else NOT_EXECUTABLE
 
 
 @dataclass(slots=True)
 class _Stream:
-    """Output that is passed on, or followed in its file."""
+    """An output of the command: relayed, or read from the file that the command writes."""
 
     kind: bytes
-    """1 or 2"""
+    """b"1" for stdout, b"2" for stderr"""
     source: int
-    """where it is read"""
+    """descriptor to read from"""
     to: int
-    """where it is passed on; -1: it is there already"""
+    """descriptor to relay to; -1: the command writes to its file directly"""
     at_line_start: bool = True
 
 
@@ -153,18 +161,19 @@ class _Place:
         self._command, self._variables = command, variables
         self._streams: list[_Stream] = []
         self._theirs = {1: 1, 2: 2}
-        """descriptors that the command's stdout and stderr are, and which of ours they become"""
+        """the command's descriptors 1 and 2, each with the descriptor of this process it is copied
+        from"""
         self._pty: tuple[int, int] | None = None
         self._out = 2 if to_stderr else 1
         self._lines: list[bytes] = []
-        """of the adviser, which wait for the start of a line"""
+        """lines from the adviser, printed as soon as the command's output is at a line start"""
         self._left_out = self._may_start = self._done = False
-        self._told: str = ""
-        """the signal of a person that the command got last"""
+        self._last_signal: str = ""
+        """name of the last signal from the user, such as SIGINT; empty without one"""
         self._answers: list[bytes] = []
 
     def run(self, adviser: Adviser) -> Never:
-        for fd in (0, 1, 2):  # one that is closed must not become a pipe of ours
+        for fd in (0, 1, 2):  # a closed one must not be reused for a pipe of this process
             try:
                 os.fstat(fd)
             except OSError:
@@ -180,39 +189,39 @@ class _Place:
         parent = os.getpid()
         child = os.fork()
         if child == 0:
-            self._be_the_command(parent, go, failed[1])
+            self._wait_and_exec(parent, go, failed[1])
         for ours in (*{fd for fd in self._theirs.values() if fd > 2}, go[0], failed[1]):
             os.close(ours)
         self._fork_adviser(adviser, theirs, go[1])
         theirs.close()
-        self._hear_until(began_s + BEFORE_S)
+        self._receive_until(began_s + BEFORE_S)
         self._flush_lines(force=True)
-        self._tell(b"S", pid=child, started_s=time.time(), heard=len(self._streams))
+        self._send(b"S", pid=child, started_s=time.time())
         os.write(go[1], b"g")
         os.close(go[1])
         if code := os.read(failed[0], 16):
             os.waitpid(child, 0)
-            os._exit(_refused(self._command[0], int(code)))
-        self._pass_signals(child, witness_in, witness_out)
+            os._exit(_exit_code_of(self._command[0], int(code)))
+        self._forward_signals(child, witness_in, witness_out)
         status, usage = self._relay(child)
         self._end(status, usage)
 
     def _fork_witness(self) -> tuple[int, int]:
-        """A process of the group that says, when asked, which signals it has got: (where it is
-        asked, where it answers)."""
+        """Fork a process of this group that reports, when asked, which signals it has received.
+        Returns the descriptors (to ask on, to read the answer from)."""
         asked, answers = os.pipe(), os.pipe()
         parent = os.getpid()
         if os.fork() == 0:
-            _die_with(parent)
+            _die_with_parent(parent)
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
             os.close(asked[1])
             while os.read(asked[0], 1):
-                got = []
-                while (found := signal.sigtimedwait(_PASSED_ON, 0)) is not None:
-                    got.append(found.si_signo)
-                os.write(answers[1], bytes([len(got), *got]))
+                received = []
+                while (info := signal.sigtimedwait(_PASSED_ON, 0)) is not None:
+                    received.append(info.si_signo)
+                os.write(answers[1], bytes([len(received), *received]))
             os._exit(0)
         os.close(asked[0])
         os.close(answers[1])
@@ -223,14 +232,14 @@ class _Place:
         for fd in (1, 2):
             real = self._out if fd == 1 else 2
             with contextlib.suppress(OSError):  # a closed descriptor stays closed
-                found = os.fstat(real)
-                places.setdefault((found.st_dev, found.st_ino, found.st_rdev), []).append(
-                    (fd, real, found)
+                status = os.fstat(real)
+                places.setdefault((status.st_dev, status.st_ino, status.st_rdev), []).append(
+                    (fd, real, status)
                 )
         for same in places.values():
-            _, real, found = same[0]
+            _, real, status = same[0]
             kind = str(same[0][0]).encode()
-            if stat.S_ISREG(found.st_mode):
+            if stat.S_ISREG(status.st_mode):
                 for fd, its, _ in same:
                     self._theirs[fd] = its
                 self._follow(kind, real)
@@ -261,10 +270,10 @@ class _Place:
                 size = fcntl.ioctl(self._pty[1], termios.TIOCGWINSZ, b"\0" * 8)
                 fcntl.ioctl(self._pty[0], termios.TIOCSWINSZ, size)
 
-    def _be_the_command(self, parent: int, go: tuple[int, int], failed: int) -> Never:
+    def _wait_and_exec(self, parent: int, go: tuple[int, int], failed: int) -> Never:
         try:
             os.close(go[1])
-            _die_with(parent)
+            _die_with_parent(parent)
             if not os.read(go[0], 1):
                 os._exit(0)
             moved = [(fd, os.dup(source)) for fd, source in self._theirs.items() if source != fd]
@@ -281,19 +290,19 @@ class _Place:
         if os.fork() != 0:
             return
         with contextlib.suppress(BaseException):
-            _die_with(parent)
+            _die_with_parent(parent)
             os.close(go)
             self._ours.close()
             for stream in self._streams:
                 os.close(stream.source)
             null = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):  # what a library prints belongs to nobody
+            for fd in (0, 1, 2):  # discard what libraries print
                 os.dup2(null, fd)
             os.nice(NICE)
             _run_adviser(adviser, its)
         os._exit(0)
 
-    def _pass_signals(self, child: int, asks: int, answers: int) -> None:
+    def _forward_signals(self, child: int, asks: int, answers: int) -> None:
         def wait() -> None:
             while True:
                 info = signal.sigwaitinfo(_HELD)
@@ -301,7 +310,7 @@ class _Place:
                     self._copy_size()
                 elif info.si_signo in _PASSED_ON:
                     if info.si_signo in _FROM_A_PERSON:
-                        self._told = signal.Signals(info.si_signo).name
+                        self._last_signal = signal.Signals(info.si_signo).name
                     if (
                         info.si_code <= 0
                         and info.si_pid != child
@@ -321,65 +330,66 @@ class _Place:
         threading.Thread(target=wait, daemon=True).start()
 
     def _relay(self, child: int) -> tuple[int, resource.struct_rusage]:
-        """Passes output on until the command has ended: its status, and what it used."""
+        """Relay output until the command has ended. Returns its wait status and resource usage."""
         ended = os.pipe()
-        found: list[tuple[int, resource.struct_rusage]] = []
+        ended_with: list[tuple[int, resource.struct_rusage]] = []
 
         def wait() -> None:
             while True:
                 _, status, usage = os.wait4(child, os.WUNTRACED)
                 if not os.WIFSTOPPED(status):
                     break
-                os.kill(
-                    os.getpid(), signal.SIGSTOP
-                )  # as the command stopped, so does what stands for it; and goes on with it
+                # the shell sees this process: it must stop and continue together with the command
+                os.kill(os.getpid(), signal.SIGSTOP)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGCONT)
-            found.append((status, usage))
+            ended_with.append((status, usage))
             os.close(ended[1])
 
         threading.Thread(target=wait, daemon=True).start()
-        while ended[0] not in self._wait([ended[0]], FOLLOW_S if self._has_files else None):
+        while ended[0] not in self._relay_ready([ended[0]], FOLLOW_S if self._has_files else None):
             pass
-        while self._wait([], 0.05):  # what it had printed before
+        while self._relay_ready([], 0.05):  # output from before the end
             pass
-        return found[0]
+        return ended_with[0]
 
     @property
     def _has_files(self) -> bool:
         return any(stream.to < 0 for stream in self._streams)
 
-    def _wait(self, also: list[int], timeout_s: float | None) -> list[int]:
-        """Passes on what there is, the adviser's lines too; what was ready."""
-        passed = {stream.source: stream for stream in self._streams if stream.to >= 0}
+    def _relay_ready(self, more: list[int], timeout_s: float | None) -> list[int]:
+        """Relay available output and the adviser's lines. Returns the descriptors that were ready,
+        without the adviser's and closed ones."""
+        relayed = {stream.source: stream for stream in self._streams if stream.to >= 0}
         ours = [] if self._done else [self._ours.fileno()]
-        ready = select.select([*passed, *ours, *also], [], [], timeout_s)[0]
-        found = [fd for fd in ready if fd not in passed or self._pass_on(passed[fd])]
+        ready = select.select([*relayed, *ours, *more], [], [], timeout_s)[0]
+        others = [fd for fd in ready if fd not in relayed or self._relay_chunk(relayed[fd])]
         if self._ours.fileno() in ready:
-            self._hear()
-            found.remove(self._ours.fileno())
+            self._receive()
+            others.remove(self._ours.fileno())
         for stream in self._streams:
             if stream.to < 0:
                 while chunk := os.read(stream.source, CHUNK):
                     stream.at_line_start = chunk.endswith((b"\n", b"\r"))
-                    self._advise(stream, chunk)
+                    self._forward(stream, chunk)
         self._flush_lines()
-        return found
+        return others
 
-    def _pass_on(self, stream: _Stream) -> bool:
+    def _relay_chunk(self, stream: _Stream) -> bool:
         try:
             chunk = os.read(stream.source, CHUNK)
-        except OSError:  # a terminal that nobody holds any more
+        except OSError:  # the command's end of the pseudo-terminal is closed
             chunk = b""
         if chunk and _write(stream.to, chunk):
             stream.at_line_start = chunk.endswith((b"\n", b"\r"))
-            self._advise(stream, chunk)
+            self._forward(stream, chunk)
             return True
-        os.close(stream.source)  # nobody reads any more: the program hears of it as it would
+        # if the reader is gone, closing gives the command SIGPIPE, as without autotune
+        os.close(stream.source)
         self._streams.remove(stream)
         return False
 
-    def _advise(self, stream: _Stream, chunk: bytes) -> None:
+    def _forward(self, stream: _Stream, chunk: bytes) -> None:
         kind = {b"1": b"3", b"2": b"4"}[stream.kind] if self._left_out else stream.kind
         try:
             self._ours.send(
@@ -390,13 +400,13 @@ class _Place:
         except OSError:
             self._left_out = True
 
-    def _tell(self, kind: bytes, **values: Any) -> None:
+    def _send(self, kind: bytes, **values: Any) -> None:
         with contextlib.suppress(OSError):
             self._ours.settimeout(ANSWER_S)
             self._ours.send(kind + json.dumps(values).encode(), socket.MSG_NOSIGNAL)
             self._ours.settimeout(None)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             message = self._ours.recv(CHUNK)
         except OSError:
@@ -408,16 +418,17 @@ class _Place:
         self._may_start = self._may_start or message[:1] in (b"R", b"D", b"")
         self._done = self._done or message[:1] in (b"D", b"")
 
-    def _hear_until(self, end_s: float, *, all_of_it: bool = False) -> None:
+    def _receive_until(self, end_s: float, *, all_of_it: bool = False) -> None:
         while not (self._done if all_of_it else self._may_start):
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or (all_of_it and self._told):
+            if left_s <= 0 or (all_of_it and self._last_signal):
                 return
             if select.select([self._ours], [], [], min(left_s, FOLLOW_S))[0]:
-                self._hear()
+                self._receive()
 
     def _flush_lines(self, *, force: bool = False) -> None:
-        """Prints the adviser's lines where a line begins."""
+        """Print the adviser's lines, unless the command's output is inside a line. `force`: print
+        them anyway, after a newline."""
         if not self._lines:
             return
         on_stderr = [
@@ -435,12 +446,12 @@ class _Place:
             "code": code,
             "ended_s": time.time(),
             "max_rss_bytes": usage.ru_maxrss * 1024,
-            "told": self._told,
+            "last_signal": self._last_signal,
         }
-        self._told = ""
+        self._last_signal = ""
         if not self._done:
-            self._tell(b"E", **values)
-            self._hear_until(time.monotonic() + AFTER_S, all_of_it=True)
+            self._send(b"E", **values)
+            self._receive_until(time.monotonic() + AFTER_S, all_of_it=True)
             if not self._done:
                 self._lines.append(b"autotune: the adviser gave no answer\n")
         self._flush_lines(force=True)
@@ -448,20 +459,20 @@ class _Place:
             _write(1, b"".join(self._answers))
         left = [stream for stream in self._streams if stream.to >= 0]
         if left and os.fork() == 0:
-            self._go_on(left)
+            self._relay_to_the_end(left)
         if code >= 0:
             os._exit(code)
-        _die_of(-code)
+        _die_by_signal(-code)
 
-    def _go_on(self, left: list[_Stream]) -> Never:
-        """What the command left behind prints on: this process passes it on to its end."""
+    def _relay_to_the_end(self, left: list[_Stream]) -> Never:
+        """Relay the output of processes that the command left running, until all of them exit."""
         with contextlib.suppress(BaseException):
             os.setsid()
             self._ours.close()
             self._done = True
             self._streams = left
             while self._streams:
-                self._wait([], None)
+                self._relay_ready([], None)
         os._exit(0)
 
 
@@ -477,7 +488,7 @@ def _run_adviser(adviser: Adviser, its: socket.socket) -> None:
 
 
 def _write(fd: int, data: bytes) -> bool:
-    """Whether somebody takes it all."""
+    """Write all data. Returns False if the reader is gone."""
     view = memoryview(data)
     while view:
         try:
@@ -489,15 +500,15 @@ def _write(fd: int, data: bytes) -> bool:
     return True
 
 
-def _die_with(parent: int) -> None:
-    """Has the kernel end this process when the one that started it is gone."""
+def _die_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent exits (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
 
-def _die_of(number: int) -> Never:
-    """Ends as the command did, without a core of this process."""
+def _die_by_signal(number: int) -> Never:
+    """Die by the signal that killed the command, without a core dump of this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

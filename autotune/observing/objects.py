@@ -1,6 +1,6 @@
-"""A training as the object that runs it: model, ranks, batch and knobs, read from transformers' and
-Lightning's `Trainer`, accelerate's `Accelerator`, and a module with a `DeviceMesh`. None of these
-packages is imported: an object is known by the names of its classes.
+"""Reads model, ranks, batch and knobs of a training from the object that runs it: transformers' or
+Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` with a module, or a module. None
+of these packages is imported; objects are recognized by the names of their classes.
 """
 
 from __future__ import annotations
@@ -23,44 +23,45 @@ _PRECISIONS = (
 )
 _ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "seq_len")
-"""names under which arguments and configs of fine-tuning say the tokens per sequence"""
+"""attributes with the tokens per sequence, in the arguments of fine-tuning libraries"""
 _MESH = {"dp": "dp", "data": "dp", "fsdp": "dp", "replicate": "dp", "shard": "dp", "tp": "tp", "tensor": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What was read of an object. None: not found."""
+    """A training as read from an object. None: not found."""
 
     trainer: str
-    """whose training loop it is, by the name of autotune's trainer"""
+    """name of autotune's trainer for this training loop"""
     model: Any
     """the module"""
     ranks: int
     nodes: int
     micro_batch: int | None
-    """sequences of a rank in a forward pass"""
+    """sequences per rank in a forward pass"""
     accumulation: int
     seq_len: int | None
+    """tokens per sequence"""
     is_length_assumed: bool
-    """whether the tokens per sequence are the most that the model takes"""
+    """whether `seq_len` is only the model's maximum, because the object does not contain it"""
     knobs: Mapping[str, Any]
-    """others that were found"""
+    """other knobs that the object sets"""
 
     @property
     def document(self) -> dict[str, Any]:
-        """What is told of ranks and knobs, as a spec has it."""
+        """The knobs as in the config of a spec, with dp from the number of ranks."""
         degrees = {name: int(self.knobs.get(name, 1)) for name in ("tp", "pp", "cp")}
-        shared = degrees["tp"] * degrees["pp"] * degrees["cp"]
+        ranks_per_replica = degrees["tp"] * degrees["pp"] * degrees["cp"]
         batch = {"micro_batch_size": self.micro_batch, "accumulation_steps": self.accumulation}
-        return {**self.knobs, **batch, "dp": max(1, self.ranks // shared)}
+        return {**self.knobs, **batch, "dp": max(1, self.ranks // ranks_per_replica)}
 
 
 def training_of(
     thing: Any, *, model: Any = None, batch: int | None = None, seq_len: int | None = None
 ) -> Training:
-    """What the object says. `model`: of an `Accelerator` or a `DeviceMesh` that does not hold it;
-    `batch`: sequences of a rank in a forward pass. Raises `SpecError` for an object of another
-    kind."""
+    """Read a training from an object. `model`: for an `Accelerator` or a `DeviceMesh`, which may not
+    hold it; `batch`: sequences per rank in a forward pass; `seq_len`: tokens per sequence. Raises
+    `SpecError` for an object of another kind or without a model."""
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
     if "transformers.Trainer" in names:
         read = _of_transformers(thing)
@@ -90,7 +91,7 @@ def training_of(
             field="model",
         )
     length = seq_len or read.get("seq_len")
-    most = length or _most_positions(read["model"])
+    assumed = length or _max_positions(read["model"])
     micro = batch or read.get("micro_batch")
     return Training(
         trainer=read["trainer"],
@@ -99,8 +100,8 @@ def training_of(
         nodes=max(1, read["ranks"] // (number(os.environ, "LOCAL_WORLD_SIZE") or read["ranks"])),
         micro_batch=int(micro) if micro else None,
         accumulation=int(read.get("accumulation") or 1),
-        seq_len=int(most) if most else None,
-        is_length_assumed=not length and bool(most),
+        seq_len=int(assumed) if assumed else None,
+        is_length_assumed=not length and bool(assumed),
         knobs=read["knobs"],
     )
 
@@ -128,7 +129,8 @@ def _of_transformers(trainer: Any) -> dict[str, Any]:
         "ranks": int(args.world_size),
         "micro_batch": int(args.per_device_train_batch_size),
         "accumulation": int(args.gradient_accumulation_steps),
-        "seq_len": _first(args, _LENGTHS) or length_of(getattr(trainer, "train_dataset", None)),
+        "seq_len": _first_positive(args, _LENGTHS)
+        or length_of(getattr(trainer, "train_dataset", None)),
         "knobs": knobs,
     }
 
@@ -142,7 +144,7 @@ def _of_lightning(trainer: Any, model: Any) -> dict[str, Any]:
         "micro_batch": _batch_of(loaders),
         "accumulation": int(trainer.accumulate_grad_batches),
         "seq_len": length_of(getattr(loaders, "dataset", None)),
-        "knobs": {"precision": _told(str(trainer.precision))},
+        "knobs": {"precision": _precision_named(str(trainer.precision))},
     }
 
 
@@ -150,7 +152,7 @@ def _of_accelerate(accelerator: Any, model: Any) -> dict[str, Any]:
     models, loaders = list(accelerator._models), list(accelerator._dataloaders)
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     stage = str(getattr(plugin, "sharding_strategy", "") or "").rpartition(".")[2].lower()
-    knobs: dict[str, Any] = {"precision": _told(str(accelerator.mixed_precision))}
+    knobs: dict[str, Any] = {"precision": _precision_named(str(accelerator.mixed_precision))}
     if stage in _ZERO:
         knobs["zero_stage"] = _ZERO[stage]
     return {
@@ -179,24 +181,28 @@ def _of_mesh(mesh: Any, model: Any) -> dict[str, Any]:
     }
 
 
-def _told(text: str) -> str:
-    return next((told for sign, told in _PRECISIONS if sign in text), "fp32")
+def _precision_named(text: str) -> str:
+    return next((precision for part, precision in _PRECISIONS if part in text), "fp32")
 
 
 def _precision_of(model: Any) -> dict[str, str]:
     parameter = next(iter(model.parameters()), None) if model is not None else None
-    return {"precision": _told(str(getattr(parameter, "dtype", "float32")).removeprefix("torch."))}
+    return {
+        "precision": _precision_named(
+            str(getattr(parameter, "dtype", "float32")).removeprefix("torch.")
+        )
+    }
 
 
 def _batch_of(loader: Any) -> int | None:
     sampler = getattr(loader, "batch_sampler", None)
-    found = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
-    return found if isinstance(found, int) else None
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def length_of(dataset: Any) -> int | None:
-    """Tokens of a sequence, where they can be told without a sample: taking one may draw random
-    numbers, read files or wait."""
+    """Tokens per sequence of a dataset whose (first) tensor is two-dimensional; None otherwise. No
+    sample is taken, because that may draw random numbers, read files or block."""
     tensor = dataset
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and tensors:
@@ -206,23 +212,23 @@ def length_of(dataset: Any) -> int | None:
     return None
 
 
-def _values(batch: Any) -> Iterable[Any]:
+def _values_of_batch(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
         return batch.values()
     return batch if isinstance(batch, list | tuple) else (batch,)
 
 
 def length_of_batch(batch: Any) -> int | None:
-    """Tokens of a sequence of a batch: the second dimension of its first tensor of whole numbers
-    with two; None where it has none."""
-    for value in _values(batch):
+    """Tokens per sequence of a batch: the second dimension of its first two-dimensional integer
+    tensor. None if it has no such tensor."""
+    for value in _values_of_batch(batch):
         is_tensor = "Tensor" in [kind.__name__ for kind in type(value).__mro__]
         if is_tensor and value.dim() == 2 and not value.is_floating_point():
             return int(value.shape[1])
     return None
 
 
-def _first(owner: Any, names: Iterable[str]) -> int | None:
+def _first_positive(owner: Any, names: Iterable[str]) -> int | None:
     return next(
         (
             value
@@ -233,5 +239,7 @@ def _first(owner: Any, names: Iterable[str]) -> int | None:
     )
 
 
-def _most_positions(model: Any) -> int | None:
-    return _first(getattr(model, "config", None), ("max_position_embeddings", "n_positions"))
+def _max_positions(model: Any) -> int | None:
+    return _first_positive(
+        getattr(model, "config", None), ("max_position_embeddings", "n_positions")
+    )

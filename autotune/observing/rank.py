@@ -1,5 +1,5 @@
-"""Which of the processes of one job speaks: the first one. The others are started by the same line
-and do the same work, so one review and one run are kept."""
+"""Detects the first rank of a job. All ranks run the same command, so only the first one prints a
+review and stores the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ _RANKS = (
     "NODE_RANK",
     "GROUP_RANK",
 )
-_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0", "GROUP_RANK": "0"}
-"""variables that a person may have exported, with their values for a process that trains alone"""
+_SINGLE_PROCESS = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "NODE_RANK": "0",
+    "GROUP_RANK": "0",
+}
+"""variables that a user may have exported, with their values in a single-process training"""
 _LAUNCHERS = (
     "TORCHELASTIC_RUN_ID",
     "SLURM_PROCID",
@@ -24,13 +30,13 @@ _LAUNCHERS = (
     "PMI_RANK",
     "KUBERNETES_SERVICE_HOST",
 )
-"""variables of launchers, and of the clusters whose operators set such variables"""
+"""variables that show that a launcher or a Kubernetes operator set the rank"""
 _NODE_OPTIONS = ("--node-rank", "--node_rank", "--machine-rank", "--machine_rank")
 
 
 def is_first(environment: Mapping[str, str], command: Sequence[str]) -> bool:
-    """Whether this process is the first of its job, by what launchers set, and by the number of the
-    node in the command."""
+    """Whether this process is the first of its job, according to the launchers' variables and the
+    node rank in the command."""
     if any(environment.get(name, "0").strip().lstrip("+0") for name in _RANKS):
         return False
     for at, word in enumerate(command):
@@ -41,19 +47,19 @@ def is_first(environment: Mapping[str, str], command: Sequence[str]) -> bool:
 
 
 def leftover(environment: Mapping[str, str], command: Sequence[str]) -> str:
-    """The message about variables that make this process one of several ranks although no known
-    launcher set them; empty without such variables."""
+    """The message about rank variables that are set although no known launcher set them, probably
+    left over in the shell; empty without such variables."""
     found = {
         name: value
-        for name, alone in _BY_HAND.items()
-        if (value := environment.get(name, alone).strip()) not in ("", alone)
+        for name, default in _SINGLE_PROCESS.items()
+        if (value := environment.get(name, default).strip()) not in ("", default)
     }
     if not found or any(name in environment for name in _LAUNCHERS):
         return ""
-    told = ", ".join(f"{name}={value}" for name, value in found.items())
-    so = (
+    listed = ", ".join(f"{name}={value}" for name, value in found.items())
+    consequence = (
         "so the program may wait for other ranks"
         if is_first(environment, command)
         else "so this process counts as a later rank, and its run is neither reviewed nor stored"
     )
-    return f"found {told} without a launcher, {so}. Unless a job set this, run `unset {' '.join(found)}` and start again"
+    return f"found {listed} without a launcher, {consequence}. Unless a job set this, run `unset {' '.join(found)}` and start again"

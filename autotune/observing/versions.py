@@ -1,5 +1,5 @@
-"""Which releases a command's Python has of the libraries that decide how a training runs. Read from
-the names of their folders: nothing is imported or run."""
+"""Finds the versions of training libraries that a command's Python has installed, from the names of
+`.dist-info` folders. Nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -16,39 +16,38 @@ _SHEBANG = re.compile(r"#!\s*(\S+)")
 
 
 def versions_of(command: Sequence[str]) -> dict[str, str]:
-    """By library, and of Python itself; empty where the command is no Python of this machine."""
+    """Versions by library name, and of Python itself. Empty if no word of the command is a Python
+    interpreter or script of this machine."""
     for word in command:
         if (python := _python_of(word)) is not None:
-            return _found(python)
+            return _installed(python)
     return {}
 
 
 def _python_of(word: str) -> Path | None:
-    """The interpreter that the word is, or that the script of that name starts with."""
-    found = shutil.which(word)
-    if found is None:
+    """The Python interpreter that the word names, or that is in the shebang of the script that it
+    names; None if it names neither."""
+    path = shutil.which(word)
+    if path is None:
         return None
-    if re.fullmatch(r"(?:python|pypy)[\d.]*", Path(found).name):
-        return Path(found)
-    with open(found, "rb") as file:
-        first = file.readline(300).decode(errors="replace")
-    shebang = _SHEBANG.match(first)
-    if shebang is None or "python" not in first:
+    if re.fullmatch(r"(?:python|pypy)[\d.]*", Path(path).name):
+        return Path(path)
+    with open(path, "rb") as file:
+        first_line = file.readline(300).decode(errors="replace")
+    shebang = _SHEBANG.match(first_line)
+    if shebang is None or "python" not in first_line:
         return None
-    return (
-        Path(shebang[1])
-        if Path(shebang[1]).is_file() and "python" in Path(shebang[1]).name
-        else None
-    )
+    interpreter = Path(shebang[1])
+    return interpreter if interpreter.is_file() and "python" in interpreter.name else None
 
 
-def _found(python: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _installed(python: Path) -> dict[str, str]:
+    versions: dict[str, str] = {}
     for start in dict.fromkeys((python, python.resolve())):
         for packages in sorted(start.parent.parent.glob("lib*/python3*/*-packages")):
-            found.setdefault("python", packages.parent.name.removeprefix("python"))
+            versions.setdefault("python", packages.parent.name.removeprefix("python"))
             for info in packages.glob("*.dist-info"):
                 name, _, version = info.name.removesuffix(".dist-info").partition("-")
                 if name.lower() in LIBRARIES:
-                    found.setdefault(name.lower(), version)
-    return found
+                    versions.setdefault(name.lower(), version)
+    return versions

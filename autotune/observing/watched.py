@@ -1,10 +1,11 @@
-"""The probe in a run that somebody starts and asks to be diagnosed: the variables that bring it
-into every Python process of the command. Standard library only.
+"""Environment variables that inject the probe into every Python process of a command run with
+`autotune run --diagnose`. Standard library only.
 
-    first process of the job    its ranks report into a folder; ranks of other nodes send their reports there by the store of the job
-    others                      report nowhere but by that store
+    first node      ranks write their reports to a folder; reports of other nodes arrive there through the job's torch store
+    other nodes     ranks send their reports only through that store
 
-The probe's own files are not copied: the run is that of the user who asked.
+The probe is imported from where it is installed, not copied, because the run belongs to the same
+user.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NOWHERE = "-"
-
-
+"""value of `reports` for processes that write no reports"""
 PROFILED_STEPS = 2
+"""steps that torch's profiler records with `--profile`"""
 
 
 def variables_of(
     environment: Mapping[str, str], reports: str, *, profile: bool = False
 ) -> dict[str, str]:
-    """What the environment of the command gets; `reports`: the folder, or `NOWHERE`; `profile`:
-    torch's profiler watches some steps. Empty where the probe is not installed or was switched
-    off."""
-    found = find_spec("autotune_workers")
+    """Variables to add to the command's environment. Empty if the probe is not installed, or
+    AUTOTUNE_PROBE switches it off. `reports`: the folder, or `NOWHERE`; `profile`: torch's profiler
+    records a few steps."""
+    package = find_spec("autotune_workers")
     if (
-        found is None
-        or found.origin is None
+        package is None
+        or package.origin is None
         or environment.get("AUTOTUNE_PROBE", "").lower() in ("off", "0", "false", "no")
     ):
         return {}
-    code = str(Path(found.origin).parent / "probe" / "injected")
+    code = str(Path(package.origin).parent / "probe" / "injected")
     path = environment.get("PYTHONPATH", "")
     profiling = {"AUTOTUNE_PROBE_PROFILE": str(PROFILED_STEPS)} if profile else {}
-    # else the profiler prints two lines among the command's own
+    # without it the profiler prints two lines into the command's output
     if profile and "KINETO_LOG_LEVEL" not in environment:
         profiling["KINETO_LOG_LEVEL"] = "99"
     return {

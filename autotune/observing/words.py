@@ -1,4 +1,4 @@
-"""What is said of a run: five lines before it, two after it."""
+"""Formats the two lines that are printed after an observed run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from autotune.spec.texts.as_text import format_bytes, format_count, format_durat
 
 PREFIX = "autotune: "
 WORST = 160
-"""characters of the reason of a failure"""
+"""maximum length of a failure's message, characters"""
 
 
 def after(run: ObservedRun, kept: str, *, by_output: bool = False) -> tuple[str, str]:
-    """Measured against predicted, and how the run ended. `kept`: where it is kept, or why it is
-    not; `by_output`: nothing but its output was read."""
+    """Return two lines: measured against predicted speed, and how the run ended. `kept`: where it
+    is stored, or why it is not; `by_output`: only the command's output was observed."""
     return _measured(run, by_output), _ended(run, kept)
 
 
@@ -26,20 +26,19 @@ def _measured(run: ObservedRun, by_output: bool) -> str:
             else "measured: no optimizer step was observed"
         )
     count = len(seen.step_times_s)
-    text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_how(seen.time_from)})"
+    text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_source_of_times(seen.time_from)})"
     if seen.tokens_per_step:
         text += f", {format_count(seen.median_tokens_per_s)} tokens/s"
     if predicted is None:
         return text
-    much = against_prediction(seen.step_time_s / float(predicted.step_time_s))
-    inside = (
-        float(predicted.step_time_low_s) <= seen.step_time_s <= float(predicted.step_time_high_s)
-    )
-    ends = f"{format_duration(float(predicted.step_time_low_s))} to {format_duration(float(predicted.step_time_high_s))}"
-    return f"{text}, {much} ({'within' if inside else 'outside'} {ends})"
+    ratio = against_prediction(seen.step_time_s / float(predicted.step_time_s))
+    low_s, high_s = float(predicted.step_time_low_s), float(predicted.step_time_high_s)
+    position = "within" if low_s <= seen.step_time_s <= high_s else "outside"
+    interval = f"{format_duration(low_s)} to {format_duration(high_s)}"
+    return f"{text}, {ratio} ({position} {interval})"
 
 
-def _how(time_from: str) -> str:
+def _source_of_times(time_from: str) -> str:
     return {
         "arrival": ", by arrival of its lines",
         "rate": ", by its printed rate",
