@@ -1,13 +1,13 @@
-"""Why a training is slower than it could be: evidence of every rank in, findings with their cost
-out. Pure: it runs and reads nothing.
+"""Finds why a training is slower than it could be: takes evidence from all ranks, and returns
+findings with their cost as a share of the step. Pure functions: no I/O, no processes.
 
-evidence.py    what was seen of ranks, nodes and links         laws.py            all laws together: when a cause may be claimed
-collect.py     evidence of the probe's reports                 own_time.py        laws of what ranks do with their own time
-critical.py    what a step would take without a part of it     between_ranks.py   laws of what ranks wait for in others
-finding.py     a finding, and all of them as an answer         shared_machine.py  the law of processors that others use
-words.py       an answer as lines of text                      readings.py        laws of readings without phases
-log_words.py   lines of a log that speak of a cause            profiled.py        what torch's profiler says of a step
-out_of_line.py a GPU, node or link that differs from others    seen_at.py         which rank and place a finding is about
+evidence.py     observations of ranks, nodes and links       laws.py            applies all rules and builds the diagnosis
+collect.py      evidence from the probe's reports            own_time.py        rules on what a rank does in its own time
+critical.py     step time without one of its parts           between_ranks.py   rules on ranks that wait for each other
+finding.py      `Finding` and `Diagnosis`                    shared_machine.py  the rule on CPUs that other processes use
+words.py        formats a diagnosis as text                  readings.py        rules on clocks, allocator, log times and knobs
+log_words.py    recognizes causes in log lines               profiled.py        findings from torch's profiler
+out_of_line.py  outlier GPUs, nodes and links                seen_at.py         the rank and source line of a finding
 """
 
 from autotune.diagnosis.collect import evidence_of

@@ -1,5 +1,5 @@
-"""Laws of what ranks wait for in others: a slow rank or node, unequal work, collectives and the
-links that they use."""
+"""Rules on ranks that wait for each other: a slow rank or node, unequal work, collectives and their
+links."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from autotune.diagnosis.shared_machine import others_use
 from autotune.spec.texts.as_text import format_bytes, format_duration
 
 COMMUNICATION = 0.25
-"""share of a healthy step, where nothing better is known"""
+"""share of a healthy step spent in collectives, if the prediction is not calibrated"""
 MOSTLY = 0.7
-"""share of the steps in which a slow rank is slower than all others"""
+"""minimum share of steps in which a slow rank is slower than all others"""
 SLOWER, SLOWER_BESIDE = 0.1, 0.25
-"""share by which a slow rank computes longer than the others; and on processors, or where other
-processes use its machine: two ranks' cores differ by less than that by themselves, as threads of a
-core whose other thread works, here or in another virtual machine of the host. Where others use more
-than half of a machine it grows, to twice as much"""
+"""minimum fraction by which a slow rank computes longer than the others: on a GPU; and on CPUs, or
+if other processes use its machine. Healthy ranks on CPUs differ by up to the second value, because
+the sibling hyperthread of a core may be busy. It grows to twice that if other processes use more
+than half of the machine"""
 FOLLOWS = 0.6
-"""correlation of time and tokens"""
+"""minimum correlation of compute time and tokens"""
 STANDS_OUT = 2.5
-"""times that a link is slower than others"""
+"""minimum ratio by which an outlier link is slower than the others"""
 AXES = {
     "DDP": ("dp", "all-reduce of gradients"),
     "FSDP": ("dp", "all-gather of weights and reduce-scatter of gradients"),
@@ -34,7 +34,7 @@ AXES = {
 
 
 def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """One rank, or all ranks of one node."""
+    """A rank, or all ranks of a node, computes longer than the others."""
     if len(steps.ranks) < 2:
         return
     compute = (
@@ -48,22 +48,22 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     for group, node in _groups(steps):
         inside = np.zeros(len(steps.ranks), dtype=bool)
         inside[group] = True
-        mine, others = compute[inside].min(axis=0), compute[~inside].max(axis=0)
+        fastest_inside, slowest_outside = compute[inside].min(axis=0), compute[~inside].max(axis=0)
         middle = np.median(compute[~inside], axis=0)
-        # stopping comes in bursts: steps that it misses are like the others'
+        # not clipped at zero: a process that is stopped now and then is normal in the other steps
         excess = compute - middle
         excess[~inside] = 0.0
-        usual = float(middle.mean())
-        is_mostly = float(np.mean(mine > others)) >= MOSTLY or float(np.mean(mine)) > 1.3 * float(
-            compute[~inside].mean(axis=1).max()
-        )
-        taken = others_use(evidence, steps.ranks[group[0]].node)
-        least = (
+        usual_s = float(middle.mean())
+        is_mostly = float(np.mean(fastest_inside > slowest_outside)) >= MOSTLY or float(
+            np.mean(fastest_inside)
+        ) > 1.3 * float(compute[~inside].mean(axis=1).max())
+        used_by_others = others_use(evidence, steps.ranks[group[0]].node)
+        threshold = (
             SLOWER
-            if evidence.on_gpu and not taken
-            else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * taken - 1.0))
+            if evidence.on_gpu and not used_by_others
+            else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * used_by_others - 1.0))
         )
-        if not is_mostly or usual <= 0 or float(excess[inside].mean()) < least * usual:
+        if not is_mostly or usual_s <= 0 or float(excess[inside].mean()) < threshold * usual_s:
             continue
         if _tokens_explain(steps, group):
             yield _more_tokens(steps, group, excess)
@@ -71,7 +71,7 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share, low, high = steps.share_of_work(np.maximum(0.0, excess))
         rank = steps.ranks[group[0]]
         who = f"node {node}" if node else f"rank {rank.rank}"
-        ratio = float(compute[inside].mean()) / usual
+        ratio = float(compute[inside].mean()) / usual_s
         yield Finding(
             cause="slow_node" if node else "slow_rank",
             share=share,
@@ -81,7 +81,7 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             node=node or rank.node,
             what=f"{who} computes {ratio:.2f} times as long as the others, which wait",
             evidence=(
-                f"computation per step: {format_duration(float(compute[inside].mean()))} on {who}, {format_duration(usual)} on the others",
+                f"computation per step: {format_duration(float(compute[inside].mean()))} on {who}, {format_duration(usual_s)} on the others",
                 *_why_slow(steps, group),
             ),
             confirm="swap ranks (another host list or device) and see whether the slowness stays with the machine or follows the rank",
@@ -93,7 +93,7 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Ranks with unequal work in a step."""
+    """The ranks do unequal amounts of work in a step, and the slowest rank changes."""
     if len(steps.ranks) < 2:
         return
     compute = np.maximum(
@@ -105,17 +105,25 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         - compiling(steps),
     )
     tokens = _tokens(steps)
-    first = np.bincount(compute.argmax(axis=0), minlength=len(steps.ranks)).max() / steps.count
-    experts = _experts(evidence)
-    follows = _correlation(tokens, compute) if tokens is not None else 0.0
-    if first >= MOSTLY or (follows < FOLLOWS and not experts):
+    slowest_share = (
+        np.bincount(compute.argmax(axis=0), minlength=len(steps.ranks)).max() / steps.count
+    )
+    has_experts = _has_experts(evidence)
+    correlation = _correlation(tokens, compute) if tokens is not None else 0.0
+    if slowest_share >= MOSTLY or (correlation < FOLLOWS and not has_experts):
         return
     part = np.maximum(0.0, compute - compute.mean(axis=0))
     share, low, high = steps.share_of_work(part)
-    spread = (
-        ""
-        if tokens is None
-        else f"ranks train on {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
+    by_tokens = correlation >= FOLLOWS
+    seen = []
+    if tokens is not None:
+        seen.append(
+            f"ranks train on {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
+        )
+    if by_tokens:
+        seen.append(f"a rank's time tracks its number of tokens (correlation {correlation:.2f})")
+    seen.append(
+        f"the slowest rank changes; no rank is the slowest in more than {slowest_share:.0%} of the steps"
     )
     yield Finding(
         cause="unequal_lengths",
@@ -123,62 +131,60 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         low=low,
         high=high,
         what="ranks do unequal amounts of work in a step, and wait for the rank with the most work"
-        if follows >= FOLLOWS
+        if by_tokens
         else "ranks take unequal times for equal numbers of tokens, for example because experts get unequal shares",
-        evidence=tuple(
-            filter(None, (spread, f"a rank's time tracks its number of tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes; no rank is the slowest in more than {first:.0%} of the steps"))
-        ),
+        evidence=tuple(seen),
         confirm="train a few steps on sequences of equal length: the step time should drop by this fraction",
         change="pack sequences to equal length, or group batches by length on all ranks"
-        if follows >= FOLLOWS
+        if by_tokens
         else "raise the load-balancing loss weight, or limit the expert capacity",
-    )  # fmt: skip
+    )
 
 
 def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Collectives that all ranks wait for, beyond what is due."""
+    """All ranks wait for collectives longer than in a healthy run."""
     if not steps.is_together or not steps.ranks:
         return
     waits = steps.shared_wait
     share, low, high = steps.share(waits)
-    beside = max((others_use(evidence, rank.node) for rank in steps.ranks), default=0.0)
-    queued = (
-        float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max()) if beside else 0.0
-    )
-    if (
-        share < communication_due(evidence) + queued or low < SURE
-    ):  # a rank whose turn on the processor others took is waited for
+    # ranks also wait for a rank that waits for a processor; that is no communication
+    queued = 0.0
+    if any(others_use(evidence, rank.node) for rank in steps.ranks):
+        queued = float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max())
+    if share < communication_due(evidence) + queued or low < SURE:
         return
     several = evidence.on_several_nodes
     axis, collective = _axis(evidence, steps)
-    slow = _slow_link(steps) if several else None
+    slow_node = _slow_link(steps) if several else None
     mean_s = float(waits.mean())
-    told = [
+    seen = [
         f"every rank waits at least {format_duration(mean_s)} in a {format_duration(float(steps.slowest.mean()))} step"
     ]
     count = evidence.facts.get("trainable") or evidence.facts.get("parameters")
     if count and axis == "dp" and mean_s > 0:
-        ring = 2 * (evidence.world - 1) / evidence.world * 4.0 * float(count)
-        told.append(
-            f"sending {format_bytes(ring)} of fp32 gradients in that time means {format_bytes(ring / mean_s)}/s per rank"
+        ring_bytes = 2 * (evidence.world - 1) / evidence.world * 4.0 * float(count)
+        seen.append(
+            f"sending {format_bytes(ring_bytes)} of fp32 gradients in that time means {format_bytes(ring_bytes / mean_s)}/s per rank"
         )
-    told += (
-        [_link_text(link) for link in _worst_links(steps)[:2]] if several else _moved_inside(steps)
+    seen += (
+        [_link_text(link) for link in _slowest_links(steps)[:2]]
+        if several
+        else _moved_inside(steps)
     )
     where = "between nodes" if several else "inside the node"
-    is_of_one = slow is not None and len({rank.node for rank in steps.ranks}) > 2
+    is_one_node = slow_node is not None and len({rank.node for rank in steps.ranks}) > 2
     cause = "communication_between_nodes" if several else "communication_inside_node"
     yield Finding(
-        cause="slow_node" if is_of_one else cause,
+        cause="slow_node" if is_one_node else cause,
         share=share,
         low=low,
         high=high,
-        node=slow or "",
+        node=slow_node or "",
         what=f"ranks wait for {collective} ({axis}) {where}"
-        + (f"; the link of node {slow} is much slower" if slow else ""),
-        evidence=tuple(told),
+        + (f"; the link of node {slow_node} is much slower" if slow_node else ""),
+        evidence=tuple(seen),
         confirm="measure the collective alone (`autotune calibrate`, nccl-tests): the collective should reach the link's bandwidth",
-        change=("fix that node's link or exclude the node; " if slow else "")
+        change=("fix that node's link or exclude the node; " if slow_node else "")
         + (
             "all-reduce gradients less often (more accumulation steps) or in bf16, overlap the all-reduce with the backward pass (bucket size), or shard within nodes and replicate between nodes (HSDP)"
             if several
@@ -189,7 +195,8 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def communication_due(evidence: Evidence) -> float:
-    """Share of the step that communication may take."""
+    """The share of the step that communication takes in a healthy run: from a calibrated prediction,
+    with a margin, or `COMMUNICATION`."""
     predicted = evidence.predicted_parts_s
     if not (evidence.is_measured_here and predicted and evidence.predicted_s):
         return COMMUNICATION
@@ -198,8 +205,8 @@ def communication_due(evidence: Evidence) -> float:
 
 
 def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
-    """Single ranks, the slowest first; before them nodes with several ranks, where there are
-    several such nodes or ranks elsewhere."""
+    """Candidates for slowness, as (indices of ranks, name of the node or ""): if there are several
+    nodes, each node with several ranks, slowest first; then the slowest single rank."""
     by_node: dict[str, list[int]] = {}
     for at, rank in enumerate(steps.ranks):
         by_node.setdefault(rank.node, []).append(at)
@@ -214,33 +221,36 @@ def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
 
 
 def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
+    """Sentences on what may slow the ranks of the group: quotas, cores, clocks, more work."""
     ranks = [steps.ranks[at] for at in group]
     others = [rank for at, rank in enumerate(steps.ranks) if at not in group]
     elapsed_s = max(ranks[0].elapsed_s, 1e-9)
     if (stopped := max(rank.stopped_s for rank in ranks) / elapsed_s) > 0.03:
         yield f"the slow process was stopped, frozen or limited by a quota for {stopped:.0%} of the time"
-    if (held := max(rank.throttled_s for rank in ranks) / elapsed_s) > 0.03:
-        yield f"a cgroup quota stopped the slow process for {held:.0%} of the time"
+    if (throttled := max(rank.throttled_s for rank in ranks) / elapsed_s) > 0.03:
+        yield f"a cgroup quota stopped the slow process for {throttled:.0%} of the time"
     if others and ranks[0].cores and ranks[0].cores < min(rank.cores for rank in others):
         yield f"the slow process can use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
-    clock, usual = (
+    clock, other_clocks = (
         ranks[0].gpu.get("sm_clock_mhz", 0.0),
         [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others],
     )
-    if clock and usual and clock < 0.95 * float(np.median(usual)):
-        yield f"the slow GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
+    if clock and other_clocks and clock < 0.95 * float(np.median(other_clocks)):
+        yield f"the slow GPU runs at {clock:.0f} MHz, the others at {np.median(other_clocks):.0f}"
     if (ratio := _computes_more(steps, group)) > 1 + SLOWER:
         yield f"the slow rank's passes take {ratio:.2f} times as much processor time as the other ranks' passes"
 
 
 def _computes_more(steps: Steps, group: Sequence[int]) -> float:
-    """How many times the processor time of the others' its passes take."""
+    """Processor time of the first rank's forward and backward passes, divided by the median of the
+    ranks outside the group."""
     busy = (steps.busy["forward"] + steps.busy["backward"]).mean(axis=1)
     rest = np.delete(busy, list(group))
     return float(busy[group[0]] / max(float(np.median(rest)), 1e-12)) if len(rest) else 1.0
 
 
 def _tokens(steps: Steps) -> Series | None:
+    """Tokens or sequences, shape (ranks, steps); None if not known for all steps."""
     if not all(len(rank.tokens) >= steps.count for rank in steps.ranks):
         return None
     tokens = np.array([rank.tokens[-steps.count :] for rank in steps.ranks])
@@ -248,6 +258,7 @@ def _tokens(steps: Steps) -> Series | None:
 
 
 def _tokens_explain(steps: Steps, group: Sequence[int]) -> bool:
+    """Whether each rank of the group has clearly more tokens than any other rank."""
     tokens = _tokens(steps)
     if tokens is None:
         return False
@@ -285,7 +296,7 @@ def _correlation(tokens: Series, compute: Series) -> float:
     return float(a @ b) / norm if norm > 0 else 0.0
 
 
-def _experts(evidence: Evidence) -> bool:
+def _has_experts(evidence: Evidence) -> bool:
     config = evidence.facts.get("config") or {}
     return any(
         int(config.get(name) or 0) > 1
@@ -294,6 +305,7 @@ def _experts(evidence: Evidence) -> bool:
 
 
 def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
+    """The mesh axis whose collectives are waited for, and their name in words."""
     degrees = {name: int(value) for name, value in (evidence.facts.get("degrees") or {}).items()}
     for axis, name in (
         ("tp", "tensor-parallel collectives"),
@@ -314,7 +326,7 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
     return "dp", "all-reduce"
 
 
-def _worst_links(steps: Steps) -> list[Link]:
+def _slowest_links(steps: Steps) -> list[Link]:
     links = [link for rank in steps.ranks for link in rank.links]
     return sorted(
         (link for link in links if link.sent_bytes > 0), key=lambda link: link.bytes_per_s or np.inf
@@ -322,7 +334,8 @@ def _worst_links(steps: Steps) -> list[Link]:
 
 
 def _moved_inside(steps: Steps) -> list[str]:
-    """What the GPU that moves most moves over the links of its node, where the driver tells."""
+    """A sentence on the PCIe and NVLink traffic of the GPU with the most PCIe traffic; empty if the
+    driver does not report it."""
     known = [rank for rank in steps.ranks if "pcie_bytes_per_s" in rank.gpu]
     if not known:
         return []
@@ -339,35 +352,32 @@ def _link_text(link: Link) -> str:
     queued = (
         f", {format_bytes(link.queued_bytes)} queued for sending" if link.queued_bytes > 1e5 else ""
     )
-    again = f", {link.resent:.0f} segments retransmitted" if link.resent else ""
-    through = (
+    retransmitted = f", {link.resent:.0f} segments retransmitted" if link.resent else ""
+    throughput = (
         f"{format_bytes(link.bytes_per_s)}/s delivered"
         if link.bytes_per_s
         else "hardly anything was sent"
     )
-    return f"{link.local} to {link.remote}: {through}, round trips up to {format_duration(link.rtt_s)}{queued}{again}"
+    return f"{link.local} to {link.remote}: {throughput}, round trips up to {format_duration(link.rtt_s)}{queued}{retransmitted}"
 
 
 def _slow_link(steps: Steps) -> str | None:
-    """The node whose link stands out: of three or more, the one all of whose links get `STANDS_OUT`
-    times less through than those of the others; of two, the one whose data gets through so much
-    slower than the other's."""
+    """The node whose links are slower than those of the other nodes by `STANDS_OUT`, or None. With
+    two nodes, the two directions of their link are compared."""
     node_of = {link.local: rank.node for rank in steps.ranks for link in rank.links}
     speeds: dict[tuple[str, str], float] = {}
     for rank in steps.ranks:
         for link in rank.links:
-            speed, to = link.bytes_per_s, node_of.get(link.remote)
-            if speed and to is not None and to != rank.node:
-                speeds[rank.node, to] = min(speed, speeds.get((rank.node, to), speed))
+            speed, receiver = link.bytes_per_s, node_of.get(link.remote)
+            if speed and receiver is not None and receiver != rank.node:
+                pair = (rank.node, receiver)
+                speeds[pair] = min(speed, speeds.get(pair, speed))
     nodes = sorted({node for pair in speeds for node in pair})
     if len(nodes) == 2:
-        (slow, _), (fast, _) = (
-            min(speeds, key=speeds.__getitem__),
-            max(speeds, key=speeds.__getitem__),
-        )
-        return (
-            slow if slow != fast and STANDS_OUT * speeds[slow, fast] < speeds[fast, slow] else None
-        )
+        slow, _ = min(speeds, key=speeds.__getitem__)
+        fast, _ = max(speeds, key=speeds.__getitem__)
+        is_slower = slow != fast and STANDS_OUT * speeds[slow, fast] < speeds[fast, slow]
+        return slow if is_slower else None
     for node in nodes:
         touching = [speed for pair, speed in speeds.items() if node in pair]
         others = [speed for pair, speed in speeds.items() if node not in pair]

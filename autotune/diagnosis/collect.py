@@ -1,8 +1,7 @@
-"""Evidence from the probe's reports of all ranks. The first steps do not count: they build, compile
-and fill caches.
+"""Builds evidence from the reports that the probe (`autotune_workers.probe`) sends from all ranks.
 
-Reports `step`, `watch` and `facts` are those of `autotune_workers.probe`; they name their rank, so
-it does not matter which node or process passed them on.
+The first steps are dropped as warm-up. Each report names its rank, so reports may arrive from any
+node or process and in any order between ranks.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import Any, final
 from autotune.diagnosis.evidence import PHASES, Evidence, Link, Node, Place, Rank
 
 WARMUP = 3
-"""steps that do not count, where there are twice as many"""
+"""first steps to drop, if a rank has more than twice as many"""
 MOST_STEPS = 256
-"""of a rank: the last ones"""
+"""last steps to keep per rank"""
 MOST_RANKS = 1024
+"""maximum number of ranks to keep"""
 _SUMS = (
     "stopped_s", "throttled_s", "user_s", "system_s", "major_faults", "minor_faults", "memory_at_limit", "memory_pressure_s", "alloc_retries", "writes", "elapsed_s",
 )  # fmt: skip
@@ -25,7 +25,7 @@ _SUMS = (
 
 @final
 class Reports:
-    """The reports of one run as they come."""
+    """Collects the reports of one run."""
 
     def __init__(self) -> None:
         self._steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
@@ -36,7 +36,7 @@ class Reports:
         self._facts_rank: int | None = None
 
     def hear(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Reports that are not understood are left out."""
+        """Add reports. Unknown kinds are ignored."""
         for report in reports:
             rank = int(report.get("rank", 0) or 0)
             match report.get("kind"):
@@ -64,7 +64,8 @@ class Reports:
                     }
 
     def evidence(self, **known: Any) -> Evidence | None:
-        """All of it; `known`: other fields of the evidence. None where no step was seen."""
+        """The evidence from all reports so far; None without any step. `known`: further fields of
+        `Evidence`, which override those from reports."""
         ranks = tuple(self._rank(rank) for rank in sorted(self._steps) if self._steps[rank])
         if not ranks:
             return None
@@ -73,13 +74,14 @@ class Reports:
             max(rank.step_times_s[-count:][at] for rank in ranks) for at in range(count)
         )
         world = max(int(self.facts.get("world") or 1), len(ranks))
-        found = {"step_times_s": slowest, **self._profile(), **known}
-        return Evidence(ranks=ranks, nodes=self._nodes(), facts=self.facts, world=world, **found)
+        values = {"step_times_s": slowest, **self._profile(), **known}
+        return Evidence(ranks=ranks, nodes=self._nodes(), facts=self.facts, world=world, **values)
 
     def _profile(self) -> dict[str, Any]:
-        """Means over ranks of what a profile saw."""
-        seen = [report for _, report in sorted(self._profiles.items()) if "parts_s" in report]
-        if not seen:
+        """The profile's fields of `Evidence`, as means over the profiled ranks; without a profile,
+        only the reason."""
+        profiles = [report for _, report in sorted(self._profiles.items()) if "parts_s" in report]
+        if not profiles:
             return {
                 "profile_failed": next(
                     (str(r["failed"]) for r in self._profiles.values() if "failed" in r), ""
@@ -87,21 +89,21 @@ class Reports:
             }
         delays = [
             float(report["launch_delay_s"])
-            for report in seen
+            for report in profiles
             if report.get("launch_delay_s") is not None
         ]
-        names = seen[0]["parts_s"]
+        names = profiles[0]["parts_s"]
         return {
             "parts_s": {
-                name: sum(float(r["parts_s"].get(name, 0.0)) for r in seen) / len(seen)
+                name: sum(float(r["parts_s"].get(name, 0.0)) for r in profiles) / len(profiles)
                 for name in names
             },
-            "longest_s": dict(seen[0].get("longest_s") or {}),
+            "longest_s": dict(profiles[0].get("longest_s") or {}),
             "launch_delay_s": sum(delays) / len(delays) if delays else None,
         }
 
     def _after_warmup(self, rank: int) -> list[Mapping[str, Any]]:
-        """The steps of a rank without its first ones, as far as it has others."""
+        """The steps of a rank without its warm-up steps; at least one step, if there is one."""
         steps = self._steps[rank]
         if self._counts[rank] == len(steps) and len(steps) > 2 * WARMUP:
             return steps[WARMUP:]
@@ -157,11 +159,12 @@ class Reports:
 
 
 def evidence_of(reports: Iterable[Mapping[str, Any]], **known: Any) -> Evidence | None:
-    """Evidence of reports that are all there."""
-    heard = Reports()
-    heard.hear(reports)
-    return heard.evidence(**known)
+    """The evidence from a complete list of reports; None without any step. `known`: as in
+    `Reports.evidence`."""
+    collected = Reports()
+    collected.hear(reports)
+    return collected.evidence(**known)
 
 
-def _spent(told: Any) -> tuple[float, float, float]:
-    return (float(told[0]), float(told[1]), float(told[2])) if told else (0.0, 0.0, 0.0)
+def _spent(times: Any) -> tuple[float, float, float]:
+    return (float(times[0]), float(times[1]), float(times[2])) if times else (0.0, 0.0, 0.0)

@@ -1,8 +1,8 @@
-"""Evidence: what was seen of a run, rank by rank and node by node. Times are seconds; what was not
-seen is empty, 0 or None, and no law is claimed from it.
+"""Observations of a run by rank and node. Times are in seconds. What was not observed is empty, 0 or
+None, and no cause is claimed from it.
 
-T_rt    seconds of step t on rank r                    w, c, q    of a phase: wall, on a processor, on the run queue
-phase   data, forward, backward, optimizer, evaluation, checkpoint, collective, or the rest between them
+T_rt    seconds of step t on rank r                    w, c, q    seconds of a phase: wall time, on a processor, on the run queue
+phase   data, forward, backward, optimizer, evaluation, checkpoint, collective, or rest (the time between them)
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ PHASES = (
     "rest",
 )
 KEPT_RANKS, KEPT_STEPS, LEAST_KEPT, MOST_PLACES = 32, 256, 16, 12
+"""limits of stored evidence: ranks; steps of all ranks together; minimum steps per rank; places per
+rank"""
 Spent = tuple[float, float, float]
-"""wall, processor, run queue"""
+"""seconds of a phase: wall time, on a processor, on the run queue"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the training was found when it was looked at."""
+    """A source line at which the training was found when its stack was sampled."""
 
     phase: str
     kind: str = ""
-    """data, log, checkpoint, evaluation, collective, compile; empty: not told"""
+    """kind of work: data, log, checkpoint, evaluation, collective, compile, ...; empty: unknown"""
     line: str = ""
     """file:number of the program's own innermost line"""
     text: str = ""
-    """that line"""
+    """source text of that line"""
     function: str = ""
-    """the innermost function of a library below it"""
+    """innermost library function that the line called"""
     share: float
-    """of all looks, 0 to 1"""
+    """share of all stack samples, 0 to 1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """TCP connections between two nodes, from one end."""
+    """All TCP connections between two nodes, as measured on one of them."""
 
     local: str
     remote: str
     rtt_s: float
-    """smoothed round trip, of the slowest connection"""
+    """smoothed round-trip time of the slowest connection, seconds"""
     min_rtt_s: float = 0.0
-    """shortest round trip"""
+    """shortest round-trip time, seconds"""
     queued_bytes: float = 0.0
-    """what waited to be sent or to be acknowledged"""
+    """bytes not yet sent or not yet acknowledged"""
     resent: float = 0.0
-    """segments that were sent again"""
+    """number of retransmitted segments"""
     sent_bytes: float = 0.0
     busy_s: float = 0.0
-    """something was on its way, over all connections"""
+    """seconds with unacknowledged data, summed over all connections"""
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What got through while something was on its way; None where too little was sent to
-        tell."""
+        """Throughput while data was in flight; None if less than 1 MiB was sent."""
         return (
             self.sent_bytes / self.busy_s if self.sent_bytes > 1 << 20 and self.busy_s > 0 else None
         )
@@ -72,54 +73,54 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank. Series have one entry per step after warm-up, in the order of the steps."""
+    """Observations of one rank. Series have one entry per step after warm-up, in order."""
 
     rank: int
     node: str = ""
-    """name of its machine"""
+    """hostname"""
     pid: int = 0
     step_times_s: tuple[float, ...]
     phases: Mapping[str, tuple[Spent, ...]] = field(default_factory=dict)
-    """by name, of every step"""
+    """times by phase, per step"""
     compile_s: tuple[float, ...] = ()
-    """of every step, in torch's compiler"""
+    """time in torch's compiler, per step"""
     tokens: tuple[float, ...] = ()
-    """of every step; else sequences"""
+    """tokens per step; sequences if tokens are unknown"""
     elapsed_s: float = 0.0
-    """over which the sums below were counted"""
+    """period of the sums below"""
     stopped_s: float = 0.0
-    """the process neither ran nor waited for a processor though it had work: stopped, frozen, or
-    held by a quota"""
+    """time in which the process had work but neither ran nor was on the run queue: stopped, frozen,
+    or throttled by a quota"""
     throttled_s: float = 0.0
-    """a quota of its control group held it"""
+    """time in which its cgroup's CPU quota throttled it"""
     user_s: float = 0.0
     system_s: float = 0.0
     major_faults: float = 0.0
     minor_faults: float = 0.0
     memory_at_limit: float = 0.0
-    """how many times its cgroup reached its memory limit"""
+    """number of times its cgroup reached its memory limit"""
     memory_pressure_s: float = 0.0
-    """something on its machine waited for memory"""
+    """time in which some process of its machine waited for memory (PSI)"""
     alloc_retries: float = 0.0
-    """of the GPU's allocator"""
+    """retries of the CUDA allocator"""
     reserved_bytes: float = 0.0
     allocated_bytes: float = 0.0
     writes: float = 0.0
-    """system calls that write"""
+    """number of write system calls"""
     cores: int = 0
-    """that it may use"""
+    """processors that it may use"""
     threads: int = 0
-    """of torch's operators"""
+    """threads of torch's operators"""
     places: tuple[Place, ...] = ()
     looks: int = 0
-    """by which the places were found; 0: not told"""
+    """number of stack samples behind `places`; 0: unknown"""
     links: tuple[Link, ...] = ()
     gpu: Mapping[str, float] = field(default_factory=dict)
     """sm_clock_mhz, max_clock_mhz, power_watts, power_limit_watts, temperature_c, sm,
-    pcie_bytes_per_s, nvlink_bytes_per_s, and the shares of time `held by` each reason"""
+    pcie_bytes_per_s, nvlink_bytes_per_s, and `held by REASON`: share of time with lowered clocks"""
 
     def last(self, count: int) -> Rank:
-        """The same, of its last steps, to five digits."""
+        """A copy with only the last `count` steps and rounded numbers."""
         return replace(
             self,
             step_times_s=tuple(round(s, 6) for s in self.step_times_s[-count:]),
@@ -137,77 +138,73 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node's processors, in cores, means over the run."""
+    """Processor usage of one node, in cores, as means over the run."""
 
     name: str
     machine: str = ""
-    """of the boot of its kernel: nodes of one machine share its processors"""
+    """boot id of the kernel: nodes (containers) with the same one share processors"""
     cores: int = 0
     busy: float = 0.0
+    """used by all processes"""
     ours: float = 0.0
+    """used by this training"""
     stolen: float = 0.0
-    """that a hypervisor took"""
+    """taken by the hypervisor"""
     others: Mapping[str, float] = field(default_factory=dict)
-    """processes that are not of this training, by name"""
+    """used by processes outside this training, by name"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen of one run, and what was expected of it."""
+    """Observations of one run, and its prediction."""
 
     ranks: tuple[Rank, ...] = ()
     nodes: tuple[Node, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """what the probe saw the program train (`ports.program_facts`)"""
+    """what the probe learned about the program (`ports.program_facts`)"""
     world: int = 1
-    """ranks that train together; more than there is evidence of where some were not watched"""
+    """number of ranks that train together, including unobserved ones"""
     step_times_s: tuple[float, ...] = ()
-    """of the slowest rank, or of the log"""
+    """step times of the slowest rank, or from the log"""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """a step by cause as a profile measured it: compute, communication, bubble, optimizer, input,
-    host"""
+    """time of a profiled step by part: compute, communication, bubble, optimizer, input, host"""
     longest_s: Mapping[str, float] = field(default_factory=dict)
-    """kernels that take longest in it, of the first rank"""
+    """kernels with the most time in the profiled step, of the first profiled rank"""
     launch_delay_s: float | None = None
-    """median time from a kernel's launch to its start in it"""
+    """median time from a kernel's launch to its start in the profiled step"""
     profile_failed: str = ""
-    """why there is no profile though one was asked for"""
+    """why a requested profile is missing"""
     predicted_s: tuple[float, float, float] | None = None
-    """step time: expected, and the ends of its 90% interval"""
+    """predicted step time, and the ends of its 90% interval"""
     predicted_parts_s: Mapping[str, float] = field(default_factory=dict)
-    """its parts by name of `TimeParts`"""
+    """parts of the predicted step time, by name of `TimeParts`"""
     is_watched: bool = False
-    """whether the ranks were to be observed from inside; what was seen of them may still be
-    nothing"""
+    """whether the probe was injected; it may still have observed nothing"""
     is_measured_here: bool = False
-    """whether the prediction rests on measurements of this cluster"""
+    """whether the prediction is calibrated with measurements of this cluster"""
     disagreements: tuple[str, ...] = ()
-    """knobs that were asked for and are not what was seen, in words: `KNOB: what was seen; what to
-    change`"""
+    """knobs that were requested but have no effect: `KNOB: observed value; what to change`"""
     asked_at: Mapping[str, str] = field(default_factory=dict)
-    """file:number of the line that asks for such a knob, by its name"""
+    """by such a knob, the line that requests it (file:number)"""
     hints: tuple[tuple[str, str], ...] = ()
-    """lines of its log that speak of a cause: the class and the line"""
+    """log lines that indicate a cause: (class, line)"""
     data_times_s: tuple[float, ...] = ()
-    """what its log says it waited for data in each of `step_times_s`; empty where it says
-    nothing"""
+    """time waiting for data in each of `step_times_s`, from the log; empty if it has none"""
     throttled: float = 0.0
-    """share of the time in which heat or a power brake held a GPU's clocks down, as the trial's
-    readings say"""
+    """share of time with GPU clocks lowered by heat or power brake, from the trial's readings"""
     alloc_retries: float = 0.0
-    """of the fullest rank, as the trial's readings say"""
+    """allocator retries of the rank with the highest peak memory, from the trial's readings"""
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it trains on GPUs, as far as anything says."""
+        """Whether the training is known to use GPUs."""
         return self.facts.get("device") not in (None, "", "cpu") or any(
             rank.gpu for rank in self.ranks
         )
 
     @property
     def on_several_nodes(self) -> bool:
-        """Whether its ranks are on several nodes; also where some were not watched, which are
-        elsewhere."""
+        """Whether the ranks are on several nodes. Unobserved ranks are assumed to be elsewhere."""
         return bool(self.ranks) and (
             len({rank.node for rank in self.ranks}) > 1 or self.world > len(self.ranks)
         )
@@ -217,8 +214,8 @@ class Evidence:
         return asdict(self)
 
     def shortened(self) -> Evidence:
-        """Of a size that can be kept with every trial: `KEPT_STEPS` steps in all, of `KEPT_RANKS`
-        ranks at most: those that take longest and shortest for themselves."""
+        """A copy small enough to store with every trial: at most `KEPT_RANKS` ranks, those with the
+        most and the least work, and about `KEPT_STEPS` steps over all ranks."""
         ranks = self.ranks
         if len(ranks) > KEPT_RANKS:
             by_work = sorted(
@@ -232,7 +229,7 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evidence:
-        """The evidence of `to_dict`'s values."""
+        """Restore evidence from the values of `to_dict`; unknown keys are ignored."""
         v = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         v["ranks"] = tuple(_rank(rank) for rank in v.get("ranks", ()))
         v["nodes"] = tuple(Node(**node) for node in v.get("nodes", ()))

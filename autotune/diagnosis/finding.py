@@ -1,5 +1,5 @@
-"""A finding: one cause of lost time, what it costs, why it is claimed, how to make sure, and what
-to change."""
+"""`Finding`, one cause of lost time with its cost, evidence and remedy, and `Diagnosis`, all
+findings of a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CLAIMED = 0.05
-"""share of the step from which on a cause is claimed"""
+"""minimum share of the step that a cause must cost to be reported"""
 SURE = 0.02
-"""least lower end of its interval"""
+"""minimum lower end of that share's 95% interval"""
 CLASSES: Mapping[str, str] = {
     "input": "the ranks wait for data",
     "host": "the program's own work outside training slows training down",
@@ -29,37 +29,37 @@ CLASSES: Mapping[str, str] = {
     "knob_without_effect": "a requested setting has no effect",
     "prediction": "the prediction does not match this run",
 }
-"""every class of cause, and what it means"""
+"""classes of causes, with their meaning"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause."""
+    """One cause of lost time."""
 
     cause: str
     """a key of `CLASSES`"""
     share: float | None = None
-    """of the step that it costs, 0 to 1; None where that is not known"""
+    """share of the step that it costs, 0 to 1; None if unknown"""
     low: float | None = None
     """lower end of the 95% interval of the share"""
     high: float | None = None
     """upper end"""
     rank: int | None = None
-    """the rank that it is about"""
+    """the affected rank; None for all"""
     node: str = ""
-    """the node that it is about"""
+    """the affected node; empty for all"""
     what: str
     """the cause in a sentence"""
     evidence: tuple[str, ...]
-    """what was seen, each a sentence"""
+    """observations, one sentence each"""
     confirm: str
-    """how to make sure"""
+    """how to confirm the cause"""
     change: str
     """what to change"""
     line: str = ""
-    """file:number of the program's line that it is about, where there is one"""
+    """source line of the program (file:number); empty if unknown"""
     knob: str = ""
-    """the knob that it is about, where there is one"""
+    """the knob to change; empty if there is none"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -69,17 +69,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What holds a run back: findings, the costliest first."""
+    """The findings of a run, the costliest first."""
 
     findings: tuple[Finding, ...]
     verdict: str
-    """in a sentence, also where nothing was found"""
+    """summary in a sentence, also without findings"""
     not_seen: tuple[str, ...] = ()
-    """evidence that there was none of, and how to get it"""
+    """missing evidence, and how to get it"""
     profile: tuple[str, ...] = ()
-    """a profiled step in words, where there is one"""
+    """lines of text about the profiled step; empty without a profile"""
     table: tuple[Mapping[str, Any], ...] = ()
-    """seconds of a median step by rank and part"""
+    """mean seconds per step, by rank and part"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -1,26 +1,26 @@
-"""The laws: when a class of cause may be claimed, and what it costs. Each takes the evidence and
-gives findings, or none.
+"""Applies all rules to the evidence and builds the diagnosis. Each rule yields the findings of one
+class, with their cost as a share of the step.
 
-A finding is claimed when its share of the step is `CLAIMED` or more and the lower end of its
-interval `SURE` or more; classes whose healthy share is not zero have their own threshold, or the
-share that was predicted where the prediction rests on measurements of this cluster.
+A finding is reported if its share is at least `CLAIMED` and the lower end of its interval at least
+`SURE`. Classes with a share above zero in a healthy run have a threshold of their own, or use the
+predicted share if the prediction is calibrated on this cluster.
 
-    input            data: the time in data loaders, and time between phases in which the program loads; where it has no loader, also time before a forward
-                     pass in which it is blocked without a reason that can be named
-    host             time between phases in which the program prints, waits or computes itself; on GPUs, of a profile, launches that do not keep up
-    communication    shared waits beyond what is due; between nodes where the ranks are on several
-    slow rank, node  one rank (all ranks of a node) computes longer than the others in `MOSTLY` of the steps, with as many tokens, by more where others use its machine; or of three or more nodes the
-                     links of one get far less through than those of the others, and communication is beyond what is due
-    unequal lengths  which rank is slowest changes, and its time follows its tokens; or one rank has more tokens than the others
-    bubble           a profile shows more of it than was predicted
-    optimizer        its step beyond what is due
-    memory           the allocator retries, pages come from disk, the group's memory is at its limit, or fresh pages cost processor time
+    input            time in data loaders, and time between phases in which the program loads data; for programs without a loader, also blocked time before a
+                     forward pass for which no other reason is known
+    host             time between phases in which the program prints, waits or computes; on GPUs, a profile in which kernel launches do not keep up
+    communication    time that all ranks wait, beyond the healthy share; between nodes if the ranks are on several
+    slow rank, node  a rank, or all ranks of a node, computes longer than the others in `MOSTLY` of the steps with as many tokens (the threshold is higher if other processes use its machine); or
+                     communication is beyond the healthy share, and the links of one of three or more nodes are much slower than the others
+    unequal lengths  the slowest rank changes, and its time follows its tokens; or one rank has more tokens than the others
+    bubble           a profile shows a larger bubble than predicted
+    optimizer        optimizer time beyond the healthy share
+    memory           the allocator retries, pages are read from disk, the cgroup is at its memory limit, or the kernel spends time on new pages
     recompilation    time in torch's compiler after warm-up
-    pauses           evaluation and checkpoints, with the loading that they need
-    clocks           heat, power cap or brake hold the clocks of a GPU down
-    foreign process  ranks wait for processors that others use, longer than their own number explains
-    knob             what was asked for differs from what was seen
-    prediction       all of this does not explain why the step is outside of its predicted interval
+    pauses           evaluation and checkpoints, with the data loading that they cause
+    clocks           heat, power cap or power brake lower the clocks of a GPU
+    foreign process  ranks wait for processors that other processes use, longer than the number of ranks per core explains
+    knob             a requested setting differs from the observed one
+    prediction       the step time is outside of its predicted interval, and the other findings do not explain it
 """
 
 from __future__ import annotations
@@ -61,52 +61,59 @@ from autotune.diagnosis.shared_machine import foreign_processes
 from autotune.spec.texts.as_text import format_duration
 
 WIDE = 3.0
-"""an interval of a prediction whose ends are so many times apart tells little"""
+"""ratio of the ends of a prediction's interval above which it is too wide to confirm anything"""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """What holds the run back, the costliest first."""
+    """Find why the run is slower than it could be. Findings are sorted by cost."""
     steps = Steps(evidence)
     found: list[Finding] = []
     if steps.is_enough:
-        for law in _OF_STEPS:
-            found += law(evidence, steps)
-    for rule in _OF_READINGS:
+        for rule_of_steps in _RULES_OF_STEPS:
+            found += rule_of_steps(evidence, steps)
+    for rule in _RULES_OF_READINGS:
         found += rule(evidence)
     found = with_profile(evidence, found, communication_due(evidence))
-    found = _with_log(evidence, found)
+    found = [f for f in _with_log(evidence, found) if _is_reported(f)]
+    memory_share = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
+    # the kernel clears new pages wherever the program touches them, which looks like host work
     found = [
         f
         for f in found
-        if f.share is None or (f.share >= CLAIMED and (f.low is None or f.low >= SURE))
+        if f.cause != "host" or not memory_share or (f.share or 0.0) > 2 * memory_share
     ]
-    short = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
-    # clearing pages is the kernel's work, wherever in the program it happens
-    found = [f for f in found if f.cause != "host" or not short or (f.share or 0.0) > 2 * short]
-    found += _prediction(
-        evidence, steps, 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found]))
-    )
-    # what is faster than predicted costs nothing, but whatever else was said of it rests on a wrong
-    # prediction
+    explained = 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found]))
+    found += _prediction(evidence, steps, explained)
+    # a run faster than predicted loses no time, but it comes first because the prediction is wrong
     found.sort(
         key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True
     )
     return Diagnosis(
-        findings=tuple(found), verdict=_verdict(evidence, steps, found), not_seen=tuple(_not_seen(evidence)), profile=tuple(profile_lines(evidence)), table=tuple(_table(steps))
-    )  # fmt: skip
+        findings=tuple(found),
+        verdict=_verdict(evidence, steps, found),
+        not_seen=tuple(_not_seen(evidence)),
+        profile=tuple(profile_lines(evidence)),
+        table=tuple(_table(steps)),
+    )
+
+
+def _is_reported(finding: Finding) -> bool:
+    if finding.share is None:
+        return True
+    return finding.share >= CLAIMED and (finding.low is None or finding.low >= SURE)
 
 
 def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
-    """The findings, with lines of the log that speak of their causes; a line whose cause was not
-    found is a finding, but a mere warning of what was measured not to matter is none."""
-    told = dict(evidence.hints)
+    """Add the log's hints: as evidence of findings with the same cause, otherwise as findings of
+    their own. Warnings of a cause that was measured and not found are left out."""
+    hints = dict(evidence.hints)
     known = [
         replace(f, evidence=(*f.evidence, f"the log says: {line}"))
-        if (line := told.pop(f.cause, ""))
+        if (line := hints.pop(f.cause, ""))
         else f
         for f in found
     ]
-    for cause, line in told.items():
+    for cause, line in hints.items():
         if evidence.ranks and cause in WARNED_OF:
             continue
         what, confirm, change = _HINTED[cause]
@@ -125,12 +132,14 @@ def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[Finding]:
+    """The step time is outside of its predicted interval. `explained`: share of the step that the
+    other findings explain."""
     if evidence.predicted_s is None or len(evidence.step_times_s) < 4:
         return
     expected, low, high = evidence.predicted_s
     seen = float(np.median(evidence.step_times_s))
     undisturbed = seen
-    if steps.is_enough:  # what others took is not the prediction's fault
+    if steps.is_enough:  # the prediction assumes that no other processes run
         undisturbed = seen * (
             1.0 - float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max())
         )
@@ -153,15 +162,12 @@ def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[
     )  # fmt: skip
 
 
-Law = Callable[[Evidence, Steps], Iterator[Finding]]
-
-
-_OF_STEPS: tuple[Law, ...] = (
+_RULES_OF_STEPS: tuple[Callable[[Evidence, Steps], Iterator[Finding]], ...] = (
     waits_for_input, own_work, pauses, recompilation, slow_ranks, unequal_work, communication, optimizer, memory_short, foreign_processes,
 )  # fmt: skip
 
 
-_OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+_RULES_OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     bubble,
     clocks,
     readings_of_memory,
@@ -183,17 +189,20 @@ _HINTED = {
 
 
 def _table(steps: Steps) -> Iterator[dict[str, Any]]:
+    """A row per rank with its mean step time and the parts of it, seconds."""
     for at, rank in enumerate(steps.ranks):
         parts = {name: float(np.mean(values[at])) for name, values in steps.free.items()}
-        waits = float(steps.wait[at].mean()) if steps.count else 0.0
-        parts["backward"] = max(0.0, parts["backward"] - max(0.0, waits - parts.pop("collective")))
+        waits_s = float(steps.wait[at].mean()) if steps.count else 0.0
+        parts["backward"] = max(
+            0.0, parts["backward"] - max(0.0, waits_s - parts.pop("collective"))
+        )
         yield {
             "rank": rank.rank,
             "node": rank.node,
             "step_s": float(steps.time[at].mean()) if steps.count else None,
             "parts_s": {
                 **parts,
-                "waiting for others": waits,
+                "waiting for others": waits_s,
                 "waiting for a processor": float(steps.delay[at].mean()),
             },
         }

@@ -1,5 +1,5 @@
-"""What a program's log says of what holds it back: lines of well-known libraries, and the time that
-it says it waited for data."""
+"""Recognizes log lines of well-known libraries that indicate a cause of lost time, and times of
+waiting for data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import final
 
 WARNED_OF = frozenset({"input", "communication_inside_node", "communication_between_nodes"})
-"""causes that these lines warn of; whether they cost anything is another matter"""
+"""causes for which a line is only a warning: it does not show that time is lost"""
 RECOMPILED = 4
-"""lines about one recompilation each, of which a few are usual"""
+"""minimum number of lines about single recompilations; a few of them are normal"""
 _KNOBS = r"flash|attention|compil|bf16|fp16|fp8|amp\b|tf32|overlap|cuda ?graph|fused|pin_memory|num_workers|sequence parallel|recompute|checkpointing|liger|triton"
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (cause, re.compile(text, re.IGNORECASE))
@@ -37,20 +37,20 @@ _DATA_TIME = re.compile(
 
 
 def cause_in(line: str) -> str | None:
-    """The cause that the line speaks of; None for most."""
+    """The class of cause that the line indicates, or None."""
     return next((cause for cause, pattern in _PATTERNS if pattern.search(line)), None)
 
 
 @final
 class Hints:
-    """Lines as they come."""
+    """Collects lines that indicate a cause."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
         self._recompiled = 0
 
     def hear(self, line: str) -> None:
-        """Of each cause the first line that speaks of it is kept."""
+        """Read a line, and keep it if it is the first one for its cause."""
         cause = cause_in(line)
         if cause is None:
             return
@@ -62,12 +62,12 @@ class Hints:
 
     @property
     def found(self) -> tuple[tuple[str, str], ...]:
-        """The class and the line of each."""
+        """Pairs of (class, line)."""
         return tuple(self._first.items())
 
 
 def hints_of(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Of lines that are all there."""
+    """Pairs of (class, line) from a complete log: the first line for each cause."""
     hints = Hints()
     for line in lines:
         hints.hear(line)
@@ -75,16 +75,16 @@ def hints_of(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def named_rank(line: str) -> int | None:
-    """The rank that the line is about, where it names just one."""
-    found = set(_RANKS.findall(line.lower()))
-    return int(found.pop()) if len(found) == 1 else None
+    """The rank that the line names; None if it names none or several."""
+    ranks = set(_RANKS.findall(line.lower()))
+    return int(ranks.pop()) if len(ranks) == 1 else None
 
 
 def data_time_s(line: str) -> float | None:
-    """Seconds that the line says were spent waiting for data; None where it says nothing of it.
-    Without a unit they are seconds, as all known formats have."""
-    found = _DATA_TIME.search(line)
-    if found is None:
+    """Seconds of waiting for data that the line reports, or None. A number without a unit is in
+    seconds, as in all known formats."""
+    match = _DATA_TIME.search(line)
+    if match is None:
         return None
-    number, unit = found[1] or found[3], found[2] or found[4] or ""
+    number, unit = match[1] or match[3], match[2] or match[4] or ""
     return float(number) * (1e-3 if unit.lower() == "ms" else 1.0)

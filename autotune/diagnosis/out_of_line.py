@@ -1,10 +1,11 @@
-"""Which GPU, node or link of a cluster is slower than its likes, by what a calibration measured of
-each. Pure.
+"""Finds outliers of a cluster in the measurements of a calibration: GPUs, nodes or links that are
+slower than the others. Pure functions.
 
-a GPU     its rate is `SLOWER` below the median of all, and beyond `DEVIATIONS` of their spread (1.4826 median absolute deviations)
-a node    so are all of its GPUs
-a link    the exchange of a pair of nodes takes `LINK_TIMES` the median of all pairs; a node all of whose links do is named instead of them
-of two    nodes there is one link: the two directions are compared with each other
+GPU     its rate is below the median of the others by `SLOWER` and by `DEVIATIONS` robust standard deviations (1.4826 median absolute deviations)
+node    all of its GPUs are outliers
+link    the exchange between two nodes takes `LINK_TIMES` the median of all pairs; if that holds for all links of a node, the node is reported instead
+
+With only two nodes, the two directions of their link are compared with each other.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ from statistics import median
 from typing import Any
 
 SLOWER, DEVIATIONS, LINK_TIMES = 0.10, 4.0, 2.0
-"""a tenth, as the sniff tests of large clusters ask"""
+"""minimum fraction by which a GPU is slower (10%, the usual limit in acceptance tests of large
+clusters), in standard deviations of the others, and minimum ratio for a link"""
 ALONE = 0.25
-"""the same where there is one other alone, whose own spread is not known"""
+"""the fraction if there are only two GPUs, because the spread of the other one is unknown"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfLine:
-    """Something that is slower than its likes."""
+    """A GPU, node or link that is slower than the others."""
 
     kind: str
     """gpu, node or link"""
     name: str
     """`rank 3 (node a)`, `node a`, `a to b`"""
     node: str
-    """the node that it is on; of a link the one that sends"""
+    """its node; for a link, the sending node"""
     what: str
     """matmul, memory, or exchange"""
     times: float
-    """how many times slower than the others"""
+    """ratio by which it is slower than the others"""
 
     @property
     def text(self) -> str:
-        """In a sentence."""
+        """A sentence about the outlier."""
         return (
             f"{self.name} is an outlier: {self.what} {self.times:.2f} times slower than the others"
         )
@@ -52,15 +54,17 @@ def out_of_line(
     nodes: Mapping[int, str],
     exchanges_s: Mapping[tuple[str, str], float],
 ) -> tuple[OutOfLine, ...]:
-    """`rates`: by what was measured (matmul, memory) of each rank; `nodes`: of each rank;
-    `exchanges_s`: seconds to send the same message from one node to another."""
+    """Find outliers. `rates`: by quantity (matmul, memory) and rank, higher is faster; `nodes`: by
+    rank; `exchanges_s`: seconds to send the same message, by (sending node, receiving node)."""
     found: list[OutOfLine] = []
-    for what, of_rank in rates.items():
-        slow = _slow(of_rank)
-        several = set(nodes.values()) if len(set(nodes.values())) > 1 else set()
-        whole = several - {nodes[r] for r in of_rank if r not in slow}
-        for node in sorted(whole):
-            times = median(slow[r] for r in of_rank if nodes[r] == node)
+    names = set(nodes.values())
+    for what, by_rank in rates.items():
+        slow = _slow_ranks(by_rank)
+        slow_nodes = names - {nodes[r] for r in by_rank if r not in slow}
+        if len(names) == 1:
+            slow_nodes = set()
+        for node in sorted(slow_nodes):
+            times = median(slow[r] for r in by_rank if nodes[r] == node)
             found.append(
                 OutOfLine(kind="node", name=f"node {node}", node=node, what=what, times=times)
             )
@@ -73,21 +77,22 @@ def out_of_line(
                 times=times,
             )
             for r, times in sorted(slow.items())
-            if nodes[r] not in whole
+            if nodes[r] not in slow_nodes
         ]
     return (*found, *_links(exchanges_s))
 
 
-def _slow(of_rank: Mapping[int, float]) -> dict[int, float]:
-    if len(of_rank) < 2:
+def _slow_ranks(by_rank: Mapping[int, float]) -> dict[int, float]:
+    """Outlier ranks, with the ratio by which each is slower."""
+    if len(by_rank) < 2:
         return {}
     found = {}
-    for rank, rate in of_rank.items():
-        others = [other for r, other in of_rank.items() if r != rank]
+    for rank, rate in by_rank.items():
+        others = [other for r, other in by_rank.items() if r != rank]
         usual = median(others)
         spread = 1.4826 * median(abs(other - usual) for other in others)
-        least = SLOWER if len(others) > 1 else ALONE
-        if rate < (1 - least) * usual and usual - rate > DEVIATIONS * spread:
+        threshold = SLOWER if len(others) > 1 else ALONE
+        if rate < (1 - threshold) * usual and usual - rate > DEVIATIONS * spread:
             found[rank] = usual / rate
     return found
 
@@ -102,22 +107,22 @@ def _links(exchanges_s: Mapping[tuple[str, str], float]) -> list[OutOfLine]:
         times = exchanges_s[slow] / min(exchanges_s.values())
         return [_link(slow, times)] if times >= LINK_TIMES else []
     usual = median(exchanges_s.values())
-    found = {}
+    slow_nodes = {}
     for node in nodes:
         touching = [exchanges_s[pair] for pair in pairs if node in pair]
         others = [exchanges_s[pair] for pair in pairs if node not in pair]
         if others and min(touching) >= LINK_TIMES * median(others):
-            found[node] = median(touching) / median(others)
-    whole = [
+            slow_nodes[node] = median(touching) / median(others)
+    of_nodes = [
         OutOfLine(kind="node", name=f"node {node}", node=node, what="exchange", times=times)
-        for node, times in found.items()
+        for node, times in slow_nodes.items()
     ]
-    alone = [
+    of_pairs = [
         _link(pair, seconds / usual)
         for pair, seconds in sorted(exchanges_s.items())
-        if seconds >= LINK_TIMES * usual and not set(pair) & set(found)
+        if seconds >= LINK_TIMES * usual and not set(pair) & set(slow_nodes)
     ]
-    return [*whole, *alone]
+    return [*of_nodes, *of_pairs]
 
 
 def _link(pair: tuple[str, str], times: float) -> OutOfLine:
@@ -127,16 +132,16 @@ def _link(pair: tuple[str, str], times: float) -> OutOfLine:
 
 
 def of_readings(readings: Sequence[Mapping[str, Any]]) -> tuple[OutOfLine, ...]:
-    """Of what each rank of a calibration's probe says: {"rank", "node", "rates": {what: rate},
-    "exchanges_s": {node: seconds to send to it}}."""
+    """Find outliers in the readings of a calibration, one per rank: {"rank", "node", "rates":
+    {quantity: rate}, "exchanges_s": {receiving node: seconds}}."""
     rates: dict[str, dict[int, float]] = {}
     nodes: dict[int, str] = {}
     exchanges_s: dict[tuple[str, str], float] = {}
-    for said in readings:
-        rank = int(said["rank"])
-        nodes[rank] = str(said["node"])
-        for what, rate in said["rates"].items():
+    for reading in readings:
+        rank = int(reading["rank"])
+        nodes[rank] = str(reading["node"])
+        for what, rate in reading["rates"].items():
             rates.setdefault(what, {})[rank] = float(rate)
-        for to, seconds in said["exchanges_s"].items():
-            exchanges_s[nodes[rank], to] = float(seconds)
+        for receiver, seconds in reading["exchanges_s"].items():
+            exchanges_s[nodes[rank], receiver] = float(seconds)
     return out_of_line(rates, nodes, exchanges_s)

@@ -1,9 +1,10 @@
-"""Laws of what ranks do with their own time: loading, the program's own work, pauses, the compiler,
-the optimizer, memory."""
+"""Rules on what a rank does in its own time: data loading, work of the program outside training,
+pauses, the compiler, the optimizer, memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,14 +22,26 @@ from autotune.diagnosis.seen_at import (
 from autotune.spec.texts.as_text import format_bytes
 
 OPTIMIZER, UNNAMED = 0.35, 0.12
-"""shares of a healthy step, where nothing better is known: of the optimizer, and of the program's
-work between phases of no kind that is known, a trainer's usual care"""
+"""shares of a healthy step: the optimizer, if the prediction is not calibrated; and work between
+phases whose kind is unknown, such as a trainer's bookkeeping"""
 PAGE_S = 0.7e-6
-"""a fresh page, cleared by the kernel"""
+"""time in which the kernel provides a new page, seconds"""
+_KINDS = (
+    "data",
+    "log",
+    "own",
+    "device",
+    "optimizer",
+    "checkpoint",
+    "evaluation",
+    "collective",
+    "compile",
+)
+"""kinds of work that the probe recognizes in a stack"""
 
 
 def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Ranks wait for data."""
+    """The ranks wait for data."""
     part = steps.wall["data"] + steps.within("rest", "data", wall=True)
     if not _has_loader(evidence):
         part = part + _unnamed(steps, blocked=True)
@@ -37,10 +50,10 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     part = np.where(pausing, np.minimum(part, np.median(part, axis=1, keepdims=True)), part)
     share, low, high = steps.share_of_phase(part)
     rank = only_rank(steps, part)
-    unnamed = () if _has_loader(evidence) else ("",)
+    unknown_kind = () if _has_loader(evidence) else ("",)
     place = most_seen_place(
         steps.ranks,
-        lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", *unnamed)),
+        lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", *unknown_kind)),
         rank,
     )
     workers = evidence.facts.get("workers")
@@ -66,8 +79,8 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """The program works, prints or waits outside its passes."""
-    # Lightning's step of the optimizer has the whole step in it
+    """The program computes, prints or waits outside forward and backward passes."""
+    # Lightning runs the whole step inside optimizer.step(), so its log calls count as optimizer
     named = steps.within("rest", "log", "own", wall=True) + steps.within(
         "optimizer", "log", wall=True
     )
@@ -81,7 +94,7 @@ def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     place = most_seen_place(
         steps.ranks, lambda p: p.kind in ("log", "own") or (p.phase == "rest" and not p.kind), rank
     )
-    prints = place is not None and place.kind == "log"
+    is_log = place is not None and place.kind == "log"
     yield Finding(
         cause="host",
         share=share,
@@ -93,14 +106,14 @@ def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         evidence=(*time_spent(steps, part, rank, "in the program's own code, outside data loading, forward, backward and optimizer"), *seen_most_often(place)),
         confirm="skip this line for a few steps: the step time should drop by this fraction",
         change="print or log every hundredth step, and do not read values from the device in between"
-        if prints
+        if is_log
         else "move that work out of the training loop (into another thread or process), or do it less often",
         line=place.line if place else "",
     )  # fmt: skip
 
 
 def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Evaluation and checkpoints."""
+    """Training pauses for evaluation or checkpoints."""
     paused = steps.wall["evaluation"] + steps.wall["checkpoint"]
     around = steps.wall["data"] + steps.wall["rest"]
     usual = np.median(around, axis=1, keepdims=True)
@@ -116,7 +129,7 @@ def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     yield Finding(
         cause="pauses",
         share=share,
-        # a few pauses among many steps scatter by their number, not by chance
+        # rare pauses make the interval wide, though their cost is certain
         low=max(low, share / 2) if events > 1 else low,
         high=high,
         what=f"training pauses for {what}{every}",
@@ -128,16 +141,16 @@ def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Torch's compiler, after warm-up."""
+    """Torch recompiles after warm-up."""
     part = compiling(steps)
     share, low, high = steps.share_of_phase(part)
-    again = int((part.max(axis=0) > 0).sum())
+    count = int((part.max(axis=0) > 0).sum())
     yield Finding(
         cause="recompilation",
         share=share,
-        low=low if again < 3 else max(low, SURE),
+        low=low if count < 3 else max(low, SURE),
         high=high,
-        what=f"torch recompiles in {again} of {steps.count} steps after warm-up",
+        what=f"torch recompiles in {count} of {steps.count} steps after warm-up",
         evidence=tuple(time_spent(steps, part, None, "in torch's compiler")),
         confirm="set TORCH_LOGS=recompiles to see which guard fails, usually because a shape changes",
         change="pad or bucket lengths, mark the dimension as dynamic (torch.compile(dynamic=True)), or switch compilation off",
@@ -146,11 +159,11 @@ def recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """The optimizer's step."""
+    """The optimizer takes a larger share of the step than in a healthy run."""
     part = steps.wall["optimizer"] - steps.within(
         "optimizer", "collective", "log", "data", wall=True
     )
-    part = part + steps.within("rest", "optimizer", wall=True)  # clipping
+    part = part + steps.within("rest", "optimizer", wall=True)  # gradient clipping
     share, low, high = steps.share_of_phase(part)
     due = OPTIMIZER
     if evidence.is_measured_here and evidence.predicted_s:
@@ -179,53 +192,14 @@ def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """A rank that is short of memory, or gets it anew from the system all the time."""
-    worst: tuple[float, Rank, list[str], bool] | None = None
-    for rank in steps.ranks:
-        if rank.elapsed_s <= 0:
-            continue
-        told, cost_s = [], 0.0
-        if rank.alloc_retries > 0:
-            told.append(
-                f"the GPU's allocator had to free its cache and retry {rank.alloc_retries:g} times"
-            )
-            cost_s = max(cost_s, rank.alloc_retries * 0.1)
-        blocked_s = (
-            float(
-                (
-                    steps.own[steps.ranks.index(rank)]
-                    - sum(b[steps.ranks.index(rank)] for b in steps.busy.values())
-                )
-                .clip(0)
-                .mean()
-            )
-            / float(steps.slowest.mean())
-            * rank.elapsed_s
-        )
-        if rank.major_faults / rank.elapsed_s > 20:
-            told.append(
-                f"{rank.major_faults / rank.elapsed_s:.0f} pages a second were read back from disk"
-            )
-            cost_s = max(cost_s, blocked_s, rank.major_faults * 1e-4)
-        if rank.memory_at_limit / rank.elapsed_s > 1:
-            told.append(
-                f"the rank's cgroup reached its memory limit {rank.memory_at_limit:.0f} times"
-            )
-            cost_s = max(cost_s, min(blocked_s + rank.system_s, rank.elapsed_s))
-        used_s = max(rank.user_s + rank.system_s, 1e-9)
-        is_short = bool(told)
-        fresh_s = min(rank.minor_faults * PAGE_S, rank.system_s)
-        if fresh_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
-            told.append(
-                f"the allocator returns memory to the system and requests it again ({rank.minor_faults / rank.elapsed_s:,.0f} new pages a second, {format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s), and the kernel uses {rank.system_s / used_s:.0%} of the CPU time"
-            )
-            cost_s = max(cost_s, rank.system_s / used_s * rank.elapsed_s)
-        if told and (worst is None or cost_s / rank.elapsed_s > worst[0]):
-            worst = (cost_s / rank.elapsed_s, rank, told, is_short)
+    """A rank is short of memory, or its allocator keeps returning memory to the system."""
+    by_rank = (
+        _memory_pressure(steps, at) for at, rank in enumerate(steps.ranks) if rank.elapsed_s > 0
+    )
+    worst = max((p for p in by_rank if p.seen), key=lambda p: p.share, default=None)
     if worst is None:
         return
-    share, rank, told, is_short = worst
-    share = min(share, 1.0)
+    share, rank = min(worst.share, 1.0), worst.rank
     yield Finding(
         cause="memory",
         share=share,
@@ -233,47 +207,68 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=min(1.0, 2 * share),
         rank=rank.rank,
         node=rank.node,
-        what=f"memory is tight on rank {rank.rank}" if is_short else f"rank {rank.rank} reallocates its memory from the system in every step",
-        evidence=tuple(told),
+        what=f"memory is tight on rank {rank.rank}" if worst.is_short else f"rank {rank.rank} reallocates its memory from the system in every step",
+        evidence=tuple(worst.seen),
         confirm="run with a smaller micro-batch: the time per sequence should drop",
         change="use a smaller micro-batch or recomputation; on GPUs, set PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs, raise the memory limit or use an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",
         knob="micro_batch_size",
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _MemoryPressure:
+    rank: Rank
+    share: float
+    """of the elapsed time that it costs"""
+    seen: list[str]
+    """observations in words; empty without pressure"""
+    is_short: bool
+    """whether memory is short; False: new pages only cost time"""
+
+
+def _memory_pressure(steps: Steps, at: int) -> _MemoryPressure:
+    rank = steps.ranks[at]
+    elapsed_s = rank.elapsed_s
+    seen, cost_s = [], 0.0
+    if rank.alloc_retries > 0:
+        seen.append(
+            f"the GPU's allocator had to free its cache and retry {rank.alloc_retries:g} times"
+        )
+        cost_s = max(cost_s, rank.alloc_retries * 0.1)
+    idle = (steps.own[at] - sum(busy[at] for busy in steps.busy.values())).clip(0)
+    blocked_s = float(idle.mean()) / float(steps.slowest.mean()) * elapsed_s
+    if rank.major_faults / elapsed_s > 20:
+        seen.append(f"{rank.major_faults / elapsed_s:.0f} pages a second were read back from disk")
+        cost_s = max(cost_s, blocked_s, rank.major_faults * 1e-4)
+    if rank.memory_at_limit / elapsed_s > 1:
+        seen.append(f"the rank's cgroup reached its memory limit {rank.memory_at_limit:.0f} times")
+        cost_s = max(cost_s, min(blocked_s + rank.system_s, elapsed_s))
+    is_short = bool(seen)
+    used_s = max(rank.user_s + rank.system_s, 1e-9)
+    new_pages_s = min(rank.minor_faults * PAGE_S, rank.system_s)
+    if new_pages_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
+        new_pages = rank.minor_faults / elapsed_s
+        seen.append(
+            f"the allocator returns memory to the system and requests it again ({new_pages:,.0f} new pages a second, {format_bytes(4096 * new_pages)}/s), and the kernel uses {rank.system_s / used_s:.0%} of the CPU time"
+        )
+        cost_s = max(cost_s, rank.system_s / used_s * elapsed_s)
+    return _MemoryPressure(rank, cost_s / elapsed_s, seen, is_short)
+
+
 def _unnamed(steps: Steps, *, blocked: bool) -> Series:
-    """Time between phases whose kind is not known: blocked, or on a processor. Where the phases of
-    the passes were not seen, nothing is."""
+    """Time between phases whose kind of work is unknown, shape (ranks, steps): `blocked`, or else on
+    a processor. Zero if forward passes were not observed, because then all time is between
+    phases."""
     if not steps.count or float(steps.free["forward"].sum()) <= 0:
         return np.zeros_like(steps.time)
-    unknown = np.array(
-        [
-            [
-                1.0
-                - share_of(
-                    rank,
-                    "rest",
-                    "data",
-                    "log",
-                    "own",
-                    "device",
-                    "optimizer",
-                    "checkpoint",
-                    "evaluation",
-                    "collective",
-                    "compile",
-                )
-            ]
-            for rank in steps.ranks
-        ]
-    )
+    unknown = np.array([[1.0 - share_of(rank, "rest", *_KINDS)] for rank in steps.ranks])
     idle = np.maximum(0.0, steps.free["rest"] - steps.busy["rest"])
     busy = steps.wall["rest"] - idle
     return np.asarray((idle if blocked else busy) * unknown, dtype=float)
 
 
 def compiling(steps: Steps) -> Series:
-    """Seconds in torch's compiler."""
+    """Seconds in torch's compiler, shape (ranks, steps)."""
     return np.array(
         [rank.compile_s[-steps.count :] or (0.0,) * steps.count for rank in steps.ranks],
         dtype=float,
@@ -281,6 +276,5 @@ def compiling(steps: Steps) -> Series:
 
 
 def _has_loader(evidence: Evidence) -> bool:
-    """Whether the program draws from torch's DataLoader: what it does elsewhere is then no
-    loading."""
+    """Whether the program uses torch's DataLoader. If so, time outside of it is not data loading."""
     return evidence.facts.get("workers") is not None

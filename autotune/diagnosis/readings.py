@@ -1,5 +1,5 @@
-"""Laws of readings that come without phases of steps: a profile, clocks, the allocator, the times
-in a log, knobs without effect."""
+"""Rules on readings other than the phases of steps: a profile, GPU clocks, the allocator, times in a
+log, knobs without effect."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from autotune.spec.texts.as_text import format_duration
 
 
 def bubble(evidence: Evidence) -> Iterator[Finding]:
-    """A profile shows more of it than is due."""
+    """The profiled pipeline bubble is larger than predicted."""
     parts, predicted = evidence.parts_s, evidence.predicted_parts_s
     shares = shares_of(parts)
     if not shares or not predicted or evidence.predicted_s is None:
         return
-    seen, due = (
-        shares.get("bubble", 0.0),
-        (predicted.get("bubble", 0.0) + predicted.get("pp_comm", 0.0)) / evidence.predicted_s[0],
-    )
+    seen = shares.get("bubble", 0.0)
+    due = (predicted.get("bubble", 0.0) + predicted.get("pp_comm", 0.0)) / evidence.predicted_s[0]
     extra = seen - 1.25 * due
     yield Finding(
         cause="bubble",
@@ -39,17 +37,17 @@ def bubble(evidence: Evidence) -> Iterator[Finding]:
 
 
 def clocks(evidence: Evidence) -> Iterator[Finding]:
-    """Something holds a GPU's clocks down."""
+    """Heat or a power limit lowers a GPU's clocks."""
     for rank in sorted(evidence.ranks, key=lambda r: r.gpu.get("sm_clock_mhz", np.inf)):
-        clock, most = rank.gpu.get("sm_clock_mhz", 0.0), rank.gpu.get("max_clock_mhz", 0.0)
+        clock, max_clock = rank.gpu.get("sm_clock_mhz", 0.0), rank.gpu.get("max_clock_mhz", 0.0)
         reasons = {
             name.removeprefix("held by "): share
             for name, share in rank.gpu.items()
             if name.startswith("held by ") and share >= 0.2
         }
-        if not reasons or most <= 0 or clock >= 0.93 * most:
+        if not reasons or max_clock <= 0 or clock >= 0.93 * max_clock:
             continue
-        cost = 1 - clock / most
+        cost = 1 - clock / max_clock
         yield Finding(
             cause="clocks",
             share=cost,
@@ -57,7 +55,7 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
             high=cost,
             rank=rank.rank,
             node=rank.node,
-            what=f"rank {rank.rank}'s GPU runs at {clock:.0f} of {most:.0f} MHz because of {' and '.join(sorted(reasons))}",
+            what=f"rank {rank.rank}'s GPU runs at {clock:.0f} of {max_clock:.0f} MHz because of {' and '.join(sorted(reasons))}",
             evidence=(
                 *(f"{name}: active in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
                 f"{rank.gpu.get('temperature_c', 0):.0f} degrees, {rank.gpu.get('power_watts', 0):.0f} of {rank.gpu.get('power_limit_watts', 0):.0f} watts",
@@ -77,7 +75,7 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
-    """The allocator's retries."""
+    """The allocator retried, according to the trial's readings."""
     if evidence.alloc_retries > 0 and not any(rank.alloc_retries for rank in evidence.ranks):
         yield Finding(
             cause="memory",
@@ -90,7 +88,7 @@ def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
 
 
 def log_times(evidence: Evidence) -> Iterator[Finding]:
-    """What the times in a log tell."""
+    """Without observed ranks, the log's step times show data loading or regular pauses."""
     times = np.asarray(evidence.step_times_s)
     if evidence.ranks or len(times) < 2 * LEAST_STEPS:
         return
@@ -113,18 +111,18 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
         )
     middle = float(np.median(times))
     slow = np.flatnonzero(times > 1.5 * middle)
-    gaps = np.diff(slow)
+    gaps = np.diff(slow)  # steps between slow steps
     if len(slow) >= 3 and gaps.min() >= 2 and gaps.max() <= gaps.min() + 1:
         share = float((times[slow] - middle).sum() / times.sum())
+        shortest, longest = int(gaps.min()), int(gaps.max())
+        apart = f"{shortest} or {longest}" if longest > shortest else f"{shortest}"
         yield Finding(
             cause="pauses",
             share=share,
             low=share / 2,
             high=min(1.0, 1.5 * share),
             what=f"every {int(np.median(gaps))} steps, a step takes {float(np.median(times[slow])) / middle:.1f} times as long, probably because of evaluation, a checkpoint or logging",
-            evidence=(
-                f"{len(slow)} of {len(times)} steps are slow, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps apart",
-            ),
+            evidence=(f"{len(slow)} of {len(times)} steps are slow, {apart} steps apart",),
             confirm="switch evaluation and checkpoints off for a hundred steps: the mean step time should drop by this fraction",
             change="evaluate or save less often, on fewer batches, or asynchronously",
             knob="eval_steps",
@@ -132,7 +130,7 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
 
 
 def knobs_without_effect(evidence: Evidence) -> Iterator[Finding]:
-    """Knobs that were asked for and not seen."""
+    """Requested settings have no effect."""
     for text in evidence.disagreements:
         knob = text.partition(":")[0]
         yield Finding(

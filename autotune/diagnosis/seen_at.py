@@ -1,4 +1,4 @@
-"""Which rank a finding is about, and where its program was seen."""
+"""The rank that a finding is about, and the source line where its time was spent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from autotune.spec.texts.as_text import format_duration
 
 
 def only_rank(steps: Steps, part: Series) -> int | None:
-    """The rank that has nearly all of this part, where one has."""
+    """The rank that spends much more time on this part than all others, or None. `part`: seconds,
+    shape (ranks, steps)."""
     if len(steps.ranks) < 2:
         return None
     means = part.mean(axis=1)
@@ -26,17 +27,19 @@ def only_rank(steps: Steps, part: Series) -> int | None:
 
 
 def node_of(steps: Steps, rank: int | None) -> str:
-    """A rank's node."""
+    """Name of a rank's node; empty for None."""
     return next((r.node for r in steps.ranks if r.rank == rank), "") if rank is not None else ""
 
 
 def who(rank: int | None, everyone: str) -> str:
-    """A rank in words, or everyone."""
+    """`rank N`, or the text `everyone` if the finding is about all ranks."""
     return everyone if rank is None else f"rank {rank}"
 
 
 def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[str]:
-    """How long the rank, or the one that spends most, spends so in a step."""
+    """A sentence on the mean time per step that a rank spends on this part, compared with the rank
+    that spends least. `rank`: None for the one that spends most; `what`: the end of the
+    sentence."""
     means = part.mean(axis=1)
     at = next((i for i, r in enumerate(steps.ranks) if r.rank == rank), int(means.argmax()))
     others = (
@@ -52,15 +55,15 @@ def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[
 def most_seen_place(
     ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | None
 ) -> Place | None:
-    """Where it was seen most often."""
+    """The place with the most stack samples that `wanted` accepts, of one rank or of all (None)."""
     chosen = [r for r in ranks if rank in (None, r.rank)]
     places = (place for r in chosen for place in r.places)
-    found = (place for place in places if wanted(place) and place.line)
-    return max(found, key=lambda place: place.share, default=None)
+    candidates = (place for place in places if wanted(place) and place.line)
+    return max(candidates, key=lambda place: place.share, default=None)
 
 
 def seen_most_often(place: Place | None) -> list[str]:
-    """A place in words."""
+    """A sentence that names the place; an empty list for None."""
     if place is None:
         return []
     inside = f" (in {place.function})" if place.function else ""

@@ -1,4 +1,4 @@
-"""The law of processors that other processes use."""
+"""The rule on processors that other processes use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autotune.diagnosis.finding import Finding
 from autotune.diagnosis.seen_at import who
 
 FOREIGN_CORES = 0.08
-"""processors whose use by others counts, at the least"""
+"""minimum usage by other processes to count, cores"""
 
 
 def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Others use the processors that ranks wait for."""
+    """Ranks wait for processors that other processes use."""
     if not steps.ranks:
         return
     for machine in sorted({node.machine for node in evidence.nodes}):
@@ -28,22 +28,22 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Finding | None:
-    """What others take from the ranks of one machine; None where that is too little. `here`:
-    indices of these ranks."""
+    """The finding for one machine, or None if other processes use too little of it. `here`: indices
+    of its ranks."""
     delays = steps.delay.sum(axis=1) / np.maximum(steps.time.sum(axis=1), 1e-12)
-    taken, due = sum(_taken(nodes)), _due(nodes, steps, here)
-    at = max(here, key=lambda i: delays[i])
-    excess = (float(delays[at]) - due) / (1.0 - due)
+    taken, due = sum(_taken(nodes)), _oversubscribed(nodes, steps, here)
+    worst = max(here, key=lambda i: delays[i])
+    excess = (float(delays[worst]) - due) / (1.0 - due)
     if taken < _noticed(nodes[0].cores) or excess <= 0:
         return None
     running = float(np.mean([1 - delays[i] for i in here]))
     cost = min(excess, taken / max(taken + running, 1e-9))
-    waited = steps.delay[at] / np.maximum(steps.time[at], 1e-12)
+    waited = steps.delay[worst] / np.maximum(steps.time[worst], 1e-12)
     by_step = np.maximum(0.0, (waited - due) / (1 - due)) * steps.slowest
     _, low, high = steps.share(by_step * (cost / excess))
-    is_alone = len(here) > 1 and delays[at] >= 2 * max(delays[i] for i in here if i != at)
-    rank, node = steps.ranks[at].rank if is_alone else None, steps.ranks[at].node
-    waits = f"{who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; having more ranks than cores explains {due:.0%}"
+    is_one_rank = len(here) > 1 and delays[worst] >= 2 * max(delays[i] for i in here if i != worst)
+    rank, node = steps.ranks[worst].rank if is_one_rank else None, steps.ranks[worst].node
+    waits = f"{who(rank, 'ranks')} waited for a processor {float(delays[worst]):.0%} of the time; having more ranks than cores explains {due:.0%}"
     return Finding(
         cause="foreign_process",
         share=cost,
@@ -58,36 +58,30 @@ def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Fin
     )
 
 
-def _due(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> float:
-    """Share of the time that ranks would wait without others, because there are more of them than
-    cores."""
+def _oversubscribed(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> float:
+    """Share of the time that ranks would wait for processors even without other processes, because
+    there are more ranks than cores."""
     cores, names = nodes[0].cores, {node.name for node in nodes}
     usable = min(cores, max(steps.ranks[at].cores for at in here) * len(names))
-    wanted = sum(
-        float(
-            (sum(busy[at] for busy in steps.busy.values()) + steps.delay[at]).sum()
-            / steps.time[at].sum()
-        )
-        for at in here
-    )
+    runnable = sum(steps.busy.values()) + steps.delay
+    wanted = sum(float(runnable[at].sum() / steps.time[at].sum()) for at in here)
     return max(0.0, 1.0 - usable / wanted) if wanted > 0 else 0.0
 
 
 def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
-    """What others take of a machine's processors, and the two processes that take most, in
-    words."""
+    """Sentences on the processors that others use, and on the two processes that use most."""
     foreign, stolen = _taken(nodes)
     of_host = f", and a hypervisor took {stolen:.2f}" if stolen > 0.02 else ""
     yield f"of {nodes[0].cores} processors, other processes used {foreign:.2f}{of_host}"
-    own = tuple(f"(process {rank.pid})" for rank in steps.ranks)
+    own_pids = tuple(f"(process {rank.pid})" for rank in steps.ranks)
     processes = ((used, name) for node in nodes for name, used in node.others.items())
-    others = sorted((each for each in processes if not each[1].endswith(own)), reverse=True)
+    others = sorted((each for each in processes if not each[1].endswith(own_pids)), reverse=True)
     yield from (f"{name} used {used:.2f} processors" for used, name in others[:2])
 
 
 def others_use(evidence: Evidence, name: str) -> float:
-    """Share of the processors of a node's machine that other processes, or a hypervisor, use; 0
-    where that is too little to count."""
+    """Share of the processors of a node's machine that other processes or the hypervisor use; 0 if
+    that is too little to count."""
     machine = next((node.machine for node in evidence.nodes if node.name == name), None)
     nodes = [node for node in evidence.nodes if node.machine == machine]
     if not nodes or (taken := sum(_taken(nodes))) < _noticed(nodes[0].cores):
@@ -96,12 +90,11 @@ def others_use(evidence: Evidence, name: str) -> float:
 
 
 def _taken(nodes: Sequence[Node]) -> tuple[float, float]:
-    """Processors of one machine that others use, and that a hypervisor took."""
-    return max(node.busy for node in nodes) - sum(node.ours for node in nodes), max(
-        node.stolen for node in nodes
-    )
+    """Processors of one machine that other processes use, and that the hypervisor took."""
+    foreign = max(node.busy for node in nodes) - sum(node.ours for node in nodes)
+    return foreign, max(node.stolen for node in nodes)
 
 
 def _noticed(cores: int) -> float:
-    """Processors from which on their use by others counts."""
+    """Minimum usage by other processes to count, in cores."""
     return max(FOREIGN_CORES, 0.03 * cores)

@@ -1,4 +1,4 @@
-"""A diagnosis as lines of text."""
+"""Formats a diagnosis as lines of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autotune.diagnosis.finding import Diagnosis, Finding
 
 
 def lines_of(diagnosis: Diagnosis, folder: str = "") -> Iterator[str]:
-    """All of it. `folder`: files in it are named from there."""
+    """Format all findings and notes. `folder`: paths inside it become relative to it."""
     return (line.replace(f"{folder}/", "") if folder else line for line in _lines(diagnosis))
 
 
@@ -25,12 +25,10 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def cost_of(finding: Finding) -> str:
-    """What it costs, in brackets."""
+    """The share of the step that a finding costs, with its interval; empty if unknown."""
     if finding.share is None:
         return ""
-    between = (
-        f" ({finding.low:.0%} to {finding.high:.0%})"
-        if finding.low is not None and finding.high is not None
-        else ""
-    )
-    return f", {finding.share:.0%} of the step{between}"
+    text = f", {finding.share:.0%} of the step"
+    if finding.low is None or finding.high is None:
+        return text
+    return f"{text} ({finding.low:.0%} to {finding.high:.0%})"
