@@ -1,13 +1,12 @@
-"""What a measurement is worth: throughput (or goodput, or cost) relative to the baseline, and
-stability by parts.
+"""Scores measurements: throughput (or goodput, or cost) relative to the baseline, and stability.
 
-parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement, score of a trial, and the order it gives
-stability.py     the parts of stability, hard gates
-evidence.py      priors for what few steps tell                          run_noise.py     noise between runs of one config
-equal_tokens.py  loss at the same number of tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
-goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
-machine_level.py by which factor the machine was faster or slower in each trial
-explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front; where a config stands among all studies
+parts.py            parts of a reward with their limits          total.py         the reward of a trial, and the order of trials
+stability.py        parts of stability, and hard gates           run_noise.py     noise between runs of one config
+evidence.py         priors for statistics of few steps           price.py         cost of a token
+equal_tokens.py     loss at the same number of tokens            goodput.py       gradient noise scale, efficiency of a batch
+autocorrelation.py  effective number of independent steps        student_t.py     quantiles of Student's t
+machine_level.py    changes of the machine's speed during a study
+explanation.py      why a trial won or lost, in words            ranking.py       which trials compete, Pareto front, speeds across studies
 """
 
 from autotune.reward.equal_tokens import LossCurve, compare_at_equal_tokens

@@ -1,7 +1,7 @@
-"""Why a trial won or lost, in words and numbers: its reward by parts beside the baseline's and the
-runner-up's.
+"""Explains in words and numbers why a trial won or lost: compares the parts of its reward with those
+of the baseline and the runner-up.
 
-share   what a term gives to the total: (1 - w) * throughput or w * stability; shares add up to the total
+share   contribution of a term to the total reward: (1 - w) * throughput or w * stability
 """
 
 from __future__ import annotations
@@ -28,41 +28,40 @@ from autotune.spec.config import changes_as_text
 from autotune.spec.texts.as_text import format_duration
 
 WEAK = 0.95
-"""a part of stability below this is mentioned"""
+"""parts of stability below this score are mentioned"""
 WORTH_SAYING = 0.01
-"""a part of the step that changed by less than this share of the baseline's step is not
-mentioned"""
+"""parts of the step that change by more than this share of the baseline's step are mentioned"""
 NO_CONTENDER = "this trial is an fp32 reference outside the search space and cannot win; other trials' losses are compared with its losses"
 PROXY = "this trial is a proxy, a smaller job that represents configs of the target, and cannot win"
 SIMULATED_LOSSES = "the losses are invented, because a simulated run trains nothing"
 LEAST_LOSS = 5e-4
-"""a smaller difference of losses, nats per token, is called none"""
+"""smaller differences of losses count as equal, nats per token"""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One trial, explained."""
+    """Why a trial won or lost."""
 
     trial: Trial
     text: tuple[str, ...]
     """sentences, the most important first"""
     shares: Mapping[str, float]
-    """throughput and stability as parts of the total; empty without a measurement"""
+    """contributions of throughput and stability to the total; empty without a measurement"""
     parts: Mapping[str, float]
     """parts of stability and other terms of the reward"""
     objective: Objective
-    """by which it was explained"""
+    """the objective of `reward`"""
     reward: Reward | None = None
-    """None without a measurement, and of a proxy, which is compared with its prediction alone"""
+    """None without a measurement, and for a proxy, which is compared only with its prediction"""
     relative_to: str = "the baseline's"
-    """the trial whose speed the reward is relative to: without a measured baseline that of the
-    first measured trial"""
+    """the trial whose speed the reward is relative to, as a possessive: `the baseline's`, or without
+    a measured baseline `trial N's` of the first measured trial"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]},
-    speed_ratio, total_difference, reward (with its parts)"""
+    """comparisons by name (baseline, runner-up, winner): number, config_changes {knob: [other's,
+    this trial's]}, speed_ratio, total_difference, reward (with its parts)"""
     step_parts_s: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """seconds of a step by cause: (baseline, this trial), profiled where both were, else
+    """seconds of a step by part: (baseline, this trial), profiled if both trials were profiled, else
     predicted"""
     step_parts_source: str = ""
     """profiled or predicted"""
@@ -102,13 +101,12 @@ def explain(
     can_win: bool = True,
     simulated: bool = False,
 ) -> Explanation:
-    """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a
-    loser the winner.
+    """Explain `trial` by comparison with `baseline` and one `other`: the runner-up for the winner,
+    the winner for any other trial.
 
-    `profiles`: seconds of a step by cause, by trial number, where they were taken in the final
-    rounds. `trials`: all of the study, which know its gradient noise scale where the baseline does
-    not. `can_win`: see `competes`. `simulated`: its runs trained nothing, so their losses are no
-    evidence.
+    `profiles`: seconds of a step by part, by number of the profiled trials. `trials`: all of the
+    study, which may provide the gradient noise scale if the baseline does not. `can_win`: see
+    `competes`. `simulated`: the runs trained nothing, so their losses are no evidence.
     """
     m = trial.measurement
     if not trial.is_measured or m is None:
@@ -138,28 +136,33 @@ def explain(
         if other is not None and other.is_measured and other.number != trial.number
     }
     step_parts, source = _step_parts(trial, baseline, profiles or {})
-    batches = (
-        m.tokens_per_step / reference.tokens_per_step
-        if reference is not None and reference.tokens_per_step
-        else 1.0
-    )
+    batch_ratio = 1.0
+    if reference is not None and reference.tokens_per_step:
+        batch_ratio = m.tokens_per_step / reference.tokens_per_step
     text = [
         *(() if can_win else (NO_CONTENDER,)),
-        *_speech(trial, worth, objective, against, whose),
-        *_shrunk(step_parts, source, tokens_ratio=batches),
+        *_comparisons(trial, worth, objective, against, whose),
+        *_changed_parts(step_parts, source, tokens_ratio=batch_ratio),
         *_weaknesses(m),
     ]
+    # a weak `equal_tokens` is already among the weaknesses
+    is_said = m.loss_comparison is not None and stability_parts(m).get("equal_tokens", 1.0) < WEAK
     if m.losses and simulated:
         text.append(SIMULATED_LOSSES)
-    elif m.losses and (
-        m.loss_comparison is None or stability_parts(m).get("equal_tokens", 1.0) >= WEAK
-    ):
+    elif m.losses and not is_said:
         text.append(loss_in_words(m))
     if objective.metric == "goodput":
-        told_by = reference if known_noise_scale(reference) is not None else m
-        text.append(_progress(worth.parts["efficiency"], told_by, whose, same_batch=batches == 1))
-    if batches != 1:
-        text.append(_learning_rate(batches, workload, whose))
+        has_scale = known_noise_scale(reference) is not None
+        text.append(
+            _progress(
+                worth.parts["efficiency"],
+                reference if has_scale else m,
+                whose,
+                same_batch=batch_ratio == 1,
+            )
+        )
+    if batch_ratio != 1:
+        text.append(_learning_rate(batch_ratio, workload, whose))
     return Explanation(
         trial=trial,
         text=tuple(text),
@@ -193,8 +196,8 @@ def _failed(trial: Trial) -> list[str]:
 
 
 def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
-    """What a proxy tells: its speed beside what was predicted of it. Other proxies are other jobs,
-    so none of them is compared with it."""
+    """A sentence on a proxy's measured and predicted speed. It is not compared with other proxies,
+    because they are different jobs."""
     if trial.estimate is None:
         return []
     predicted = float(trial.estimate.tokens_per_s)
@@ -212,16 +215,16 @@ def _compare(
     objective: Objective,
     workload: Workload,
 ) -> dict[str, Any]:
+    """The entry of `Explanation.against` for one other trial. `worth`: the reward of `trial`."""
     assert trial.measurement is not None
     assert other.measurement is not None
     theirs = score(other, reference=reference, objective=objective, workload=workload)
-    mine, yours = trial.config, other.config
     return {
         "number": other.number,
         "config_changes": {
-            name: [yours.value(name), value]
-            for name, value in mine.values().items()
-            if value != yours.value(name)
+            name: [other.config.value(name), value]
+            for name, value in trial.config.values().items()
+            if value != other.config.value(name)
         },
         "speed_ratio": trial.measurement.tokens_per_s / other.measurement.tokens_per_s,
         "total_difference": worth.total - theirs.total,
@@ -230,16 +233,18 @@ def _compare(
     }
 
 
-def _speech(
+def _comparisons(
     trial: Trial,
     worth: Reward,
     objective: Objective,
     against: Mapping[str, Mapping[str, Any]],
     whose: str,
 ) -> list[str]:
+    """Sentences on speed, changes and reward compared with other trials, and on the reward's
+    terms."""
     text = []
     for name, other in against.items():
-        ratio = other["speed_ratio"]
+        ratio, difference = other["speed_ratio"], other["total_difference"]
         speed = (
             f"{ratio:.2f} times as fast as"
             if ratio >= 1
@@ -249,8 +254,9 @@ def _speech(
         text.append(
             f"trial {trial.number} is {speed} the {name} (trial {other['number']}), with these changes: {changed}"
         )
+        side = "higher" if difference >= 0 else "lower"
         text.append(
-            f"trial {trial.number}'s reward is {abs(other['total_difference']):.3f} {'higher' if other['total_difference'] >= 0 else 'lower'}, "
+            f"trial {trial.number}'s reward is {abs(difference):.3f} {side}, "
             f"with stability {worth.stability:.2f} ({name}: {other['stability']:.2f})"
         )
     w = objective.stability_weight
@@ -261,8 +267,11 @@ def _speech(
     return text
 
 
-def _progress(gained: float, source: Measurement | None, whose: str, *, same_batch: bool) -> str:
-    """What the batch does to the progress per token; `source` tells the gradient noise scale."""
+def _progress(
+    efficiency: float, source: Measurement | None, whose: str, *, same_batch: bool
+) -> str:
+    """A sentence on the statistical efficiency of the batch. `gained`: the efficiency; `source`: the
+    measurement with the gradient noise scale."""
     phi = known_noise_scale(source)
     if phi is None or source is None:
         scale = "the gradient noise scale is unknown, so larger batches are assumed to learn no more per step"
@@ -273,31 +282,35 @@ def _progress(gained: float, source: Measurement | None, whose: str, *, same_bat
         scale = f"the gradient noise scale is {least}{phi:.3g} sequences"
         if source.gradient_noise_interval is not None and not least:
             scale += " (90% interval: {:.3g} to {:.3g})".format(*source.gradient_noise_interval)
-    token = "as much as one" if same_batch else f"{gained:.2f}"
-    return f"each token is worth {token} of {whose}: {'the batch is the same; ' if same_batch else ''}{scale}"
+    if same_batch:
+        return f"each token is worth as much as one of {whose}: the batch is the same; {scale}"
+    return f"each token is worth {efficiency:.2f} of {whose}: {scale}"
 
 
 def learning_rate_note(config: ParallelConfig, baseline: ParallelConfig, workload: Workload) -> str:
-    """What another global batch than the baseline's means for the learning rate; empty where it is
-    the same."""
-    batches = config.global_batch_size / baseline.global_batch_size
-    return "" if batches == 1.0 else _learning_rate(batches, workload, "the baseline's")
+    """How to change the learning rate if the global batch differs from the baseline's; empty if it
+    is the same."""
+    batch_ratio = config.global_batch_size / baseline.global_batch_size
+    return "" if batch_ratio == 1.0 else _learning_rate(batch_ratio, workload, "the baseline's")
 
 
-def _learning_rate(batches: float, workload: Workload, whose: str) -> str:
-    """`batches`: this trial's global batch over that of the trial that it is relative to."""
+def _learning_rate(batch_ratio: float, workload: Workload, whose: str) -> str:
+    """How to change the learning rate. `batches`: this trial's global batch divided by that of the
+    trial that `whose` names."""
     rule = "in proportion" if workload.optimizer == "sgd" else "by the square root"
-    factor = learning_rate_factor(batches, 1.0, workload.optimizer)
-    did = ", as the trial did" if workload.trainer == "native" else ""
+    factor = learning_rate_factor(batch_ratio, 1.0, workload.optimizer)
+    already = ", as the trial did" if workload.trainer == "native" else ""
     return (
-        f"the global batch is {batches:.3g} times {whose}; multiply the learning rate by {factor:.3g} "
-        f"({rule} for workload.optimizer={workload.optimizer}){did}"
+        f"the global batch is {batch_ratio:.3g} times {whose}; multiply the learning rate by {factor:.3g} "
+        f"({rule} for workload.optimizer={workload.optimizer}){already}"
     )
 
 
 def _step_parts(
     trial: Trial, baseline: Trial | None, profiles: Mapping[int, Mapping[str, float]]
 ) -> tuple[dict[str, tuple[float | None, float | None]], str]:
+    """Seconds of a step by part as (baseline, trial), and whether they are profiled or predicted;
+    empty if neither is known."""
     if baseline is None or baseline.number == trial.number:
         return {}, ""
     before, after, source = profiles.get(baseline.number), profiles.get(trial.number), "profiled"
@@ -313,11 +326,11 @@ def _step_parts(
     return {n: (before.get(n), after.get(n)) for n in names}, source
 
 
-def _shrunk(
+def _changed_parts(
     parts: Mapping[str, tuple[float | None, float | None]], source: str, *, tokens_ratio: float
 ) -> list[str]:
-    """The causes that changed most, in words; `tokens_ratio`: tokens of this trial's step over
-    those of the baseline's."""
+    """Sentences on the parts of the step that changed most. `tokens_ratio`: tokens per step of this
+    trial divided by those of the baseline."""
     exposed = {name: pair for name, pair in parts.items() if not name.endswith("overlapped")}
     pairs = {name: ((a or 0.0) * tokens_ratio, b or 0.0) for name, (a, b) in exposed.items()}
     least = WORTH_SAYING * sum(a for a, _ in pairs.values())
@@ -325,28 +338,26 @@ def _shrunk(
     def seconds(value: float) -> str:
         return format_duration(value) if value >= least else f"less than {format_duration(least)}"
 
-    def moved(sign: int, most: int) -> str:
+    def largest(sign: int, count: int) -> str:
         gains = sorted(((a - b) * sign, name) for name, (a, b) in pairs.items())[::-1]
-        names = [name for gain, name in gains if gain > least][:most]
+        names = [name for gain, name in gains if gain > least][:count]
         return ", ".join(
             f"{name.replace('_', ' ')} from {seconds(pairs[name][0])} to {seconds(pairs[name][1])}"
             for name in names
         )
 
-    shrunk, grown = moved(1, 3), moved(-1, 1)
+    shrunk, grown = largest(1, 3), largest(-1, 1)
     how = source if tokens_ratio == 1 else f"{source}, at the same number of tokens"
-    text = (
-        [f"parts of the step that are shorter than the baseline's ({how}): {shrunk}"]
-        if shrunk
-        else []
-    )
-    return text + (
-        [f"parts of the step that are longer ({how}): {grown}"] if grown and shrunk else []
-    )
+    if not shrunk:
+        return []
+    text = [f"parts of the step that are shorter than the baseline's ({how}): {shrunk}"]
+    if grown:
+        text.append(f"parts of the step that are longer ({how}): {grown}")
+    return text
 
 
 def _weaknesses(m: Measurement) -> list[str]:
-    """What costs stability, with the evidence."""
+    """Sentences on the parts of stability below `WEAK`, and on divergence."""
     peaks = spikes(m)
     evidence = {
         "headroom": f"peak memory is {(m.occupied_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB",
@@ -369,7 +380,7 @@ def _weaknesses(m: Measurement) -> list[str]:
 
 
 def loss_in_words(m: Measurement) -> str:
-    """What the losses were held against; empty without losses."""
+    """A sentence on the losses that this trial's losses were compared with; empty without losses."""
     if not m.losses:
         return ""
     if m.reference_losses:

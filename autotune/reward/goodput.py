@@ -10,19 +10,19 @@ alone.
     tr(Sigma)     ~ (g_small - g_big) / (1 / small - 1 / big)                   eq. A.3
     phi           = tr(Sigma) / |G|^2                                           eq. 2.8, the simple noise scale
 
-The two sizes are those of one rank's part and of the whole batch (replicated or ZeRO data parallel,
-before and after the gradients are summed), or of the first micro-batch and the whole step where
-there is one data-parallel rank. A config that shows neither (a single sequence, cp, ep, a pipeline
-without data parallelism, tp under ZeRO 2 and 3) borrows the scale of another trial
-(`with_noise_scale`): it belongs to model, data and progress, not to the config. Steps whose
-gradient norm spikes (`stability.py`) are left out: one would outweigh all others.
+With data parallelism (replicated or ZeRO), the two sizes are one rank's part and the whole batch,
+that is, the gradients before and after they are summed. With one data-parallel rank, they are the
+first micro-batch and the whole step. A config that provides neither (a single sequence, cp, ep, a
+pipeline without data parallelism, tp with ZeRO 2 or 3) uses the scale of another trial
+(`with_noise_scale`), because it depends on model, data and progress, not on the config. Steps with
+a spike of the gradient norm (`stability.py`) are excluded: one would outweigh all others.
 
-Pollux's formula rests on its assumption that the learning rate follows the batch: multiply it by
-sqrt(B / B0) for Adam and by B / B0 for SGD (`learning_rate_factor`), as the native trainer does;
-with a learning rate left alone a larger batch gains less than predicted here.
+Pollux's formula assumes that the learning rate is adapted to the batch: multiplied by sqrt(B / B0)
+for Adam and by B / B0 for SGD (`learning_rate_factor`), as the native trainer does. With an
+unchanged learning rate, a larger batch gains less than predicted here.
 
-Neglected: phi grows as training goes on, so that the best batch of a late phase is larger than a
-short trial says.
+Not modeled: phi grows during training, so the best batch of a late phase is larger than a short
+trial shows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from autotune.spec import Measurement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScale:
-    """An estimate of phi with its confidence."""
+    """An estimate of phi with its 90% interval."""
 
     value: float
-    """sequences; infinite when the signal drowns in the noise"""
+    """sequences; infinite if no signal was found in the noise"""
     low: float
     """lower end of the 90% interval, sequences"""
     high: float
@@ -56,36 +56,36 @@ def noise_scale(
     big: int,
     seed: int = 0,
 ) -> NoiseScale | None:
-    """Phi from squared gradient norms at two batch sizes, one pair per step; None with fewer than
-    two steps or equal sizes.
+    """Estimate phi from squared gradient norms at two batch sizes, one pair per step. Returns None
+    with fewer than two steps, non-finite norms, or sizes that are not increasing.
 
-    Numerator and denominator are averaged over the steps before they are divided, since each alone
-    is unbiased and their ratio is not (appendix A.1). The interval is that of a bootstrap over
-    steps: 500 draws from a generator of the given seed.
+    Numerator and denominator are averaged over the steps before the division, because each of them
+    is unbiased, but their ratio is not (appendix A.1). The interval comes from a bootstrap over
+    steps with 500 draws. `small`, `big`: batch sizes, sequences; `seed`: of the draws.
     """
-    lows, highs = np.asarray(small_squared, dtype=float), np.asarray(big_squared, dtype=float)
+    g_small, g_big = np.asarray(small_squared, dtype=float), np.asarray(big_squared, dtype=float)
     if (
-        len(lows) != len(highs)
-        or len(lows) < 2
+        len(g_small) != len(g_big)
+        or len(g_small) < 2
         or not 0 < small < big
-        or not (np.isfinite(lows).all() and np.isfinite(highs).all())
+        or not (np.isfinite(g_small).all() and np.isfinite(g_big).all())
     ):
         return None
-    signal = (big * highs - small * lows) / (big - small)
-    noise = (lows - highs) / (1.0 / small - 1.0 / big)
-    draws = np.random.default_rng(seed).integers(0, len(lows), size=(500, len(lows)))
-    spread = sorted(
+    signal = (big * g_big - small * g_small) / (big - small)
+    noise = (g_small - g_big) / (1.0 / small - 1.0 / big)
+    draws = np.random.default_rng(seed).integers(0, len(g_small), size=(500, len(g_small)))
+    drawn = sorted(
         _ratio(n, s)
         for n, s in zip(noise[draws].mean(axis=1), signal[draws].mean(axis=1), strict=True)
     )
-    return NoiseScale(value=_ratio(noise.mean(), signal.mean()), low=spread[25], high=spread[474])
+    return NoiseScale(value=_ratio(noise.mean(), signal.mean()), low=drawn[25], high=drawn[474])
 
 
 def efficiency(batch: float, reference: float, phi: float | None) -> float:
-    """Progress per sequence at this global batch relative to the reference batch.
+    """Progress per sequence at this global batch, relative to the reference batch.
 
-    Without phi the worst case over all phi holds: 1 for smaller batches, reference / batch for
-    larger ones.
+    If phi is unknown, the worst case over all phi is returned: 1 for smaller batches, reference /
+    batch for larger ones.
     """
     if batch == reference:
         return 1.0
@@ -95,8 +95,8 @@ def efficiency(batch: float, reference: float, phi: float | None) -> float:
 
 
 def known_noise_scale(measurement: Measurement | None) -> float | None:
-    """The phi that a measurement tells; None where it tells none. Where no signal was found phi is
-    only known to be large, so that the lower end of its interval counts, if that is finite."""
+    """The phi of a measurement, or None if unknown. If no signal was found, phi is only known to be
+    large, so the lower end of its interval is returned, if finite."""
     phi = measurement.gradient_noise_scale if measurement is not None else None
     if measurement is None or phi is None or math.isnan(phi) or phi < 0:
         return None
@@ -107,15 +107,15 @@ def known_noise_scale(measurement: Measurement | None) -> float | None:
 
 
 def study_noise_scale(measurement: Measurement, baseline: Measurement | None) -> float | None:
-    """The phi that a trial is judged by: the baseline's, where it has one, since phi belongs to
-    model and data and not to the config."""
+    """The phi to score a trial with: the baseline's if known, because phi depends on model and data
+    and not on the config; else the trial's own."""
     phi = known_noise_scale(baseline)
     return known_noise_scale(measurement) if phi is None else phi
 
 
 def with_noise_scale(baseline: Measurement, others: Iterable[Measurement | None]) -> Measurement:
-    """The baseline; where it tells no noise scale (one sequence at a time, or ways of parallelism
-    that hide the parts of a gradient) with that of the first of the others that tells one."""
+    """The baseline's measurement. If its noise scale is unknown (a batch of one sequence, or
+    parallelism that hides the parts of a gradient), the first known one of the others is added."""
     if known_noise_scale(baseline) is not None:
         return baseline
     for other in others:
@@ -129,8 +129,8 @@ def with_noise_scale(baseline: Measurement, others: Iterable[Measurement | None]
 
 
 def learning_rate_factor(batch: float, reference: float, optimizer: str) -> float:
-    """By what to multiply the learning rate when the global batch goes from `reference` to `batch`:
-    square root for Adam, linear for SGD."""
+    """Factor for the learning rate when the global batch changes from `reference` to `batch`: the
+    ratio for SGD, its square root for Adam."""
     return batch / reference if optimizer == "sgd" else math.sqrt(batch / reference)
 
 

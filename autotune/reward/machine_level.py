@@ -1,30 +1,29 @@
-"""The level of a machine: by which factor all configs are faster or slower than they were when the
-study began.
+"""Machine level: the factor by which all configs run faster or slower than at the start of the
+study, estimated from repeated runs of the baseline.
 
     y_k      ln speed (of the median step) of run k of the baseline, relative to its first run
-    phase    runs in a row that the noise between runs explains; its level L is the mean of their y, less that of the first phase
+    phase    consecutive runs that differ only by the noise between runs; its level L is their mean y, minus that of the first phase
     gap      trials between the last run of one phase and the first run of the next: the machine changed before one of them, or after the last
 
-The baseline is re-measured during the search. A run leaves its phase when it is off the phase's
-mean by more than the 99% interval of the noise between runs (`RunNoise`: the prior of 2% and the
-runs within phases). One such run is no change: it may have been disturbed. A change is what two
-runs in a row agree on.
+The baseline is re-measured during the search. A run leaves its phase if it differs from the phase's
+mean by more than the 99% interval of the noise between runs (`RunNoise`: a prior of 2%, updated by
+the runs within phases). A single such run may have been disturbed. Only two in a row that agree are
+a change.
 
-In a gap nobody saw when the machine changed. Each place is as likely as the others beforehand; the
-predictions of the trials there say more:
+When the machine changed within a gap is unknown. All positions have the same prior probability,
+which is updated with the predictions of the trials in the gap:
 
     P(change before trial j) ~ prod_{i<j} f((ln t_i + L_a - ln p_i) / s_i) * prod_{i>=j} f((ln t_i + L_b - ln p_i) / s_i)
 
-A run that is off on its own ends a gap too: what disturbed it may have begun before it. The place
-after the last trial, where only the run itself was disturbed, has the probability `ALONE`
-beforehand there.
-
 t_i: median step time, p_i: its prediction, s_i: standard deviation of the prediction, f: Student's
-t density, whose tails forgive a wrong prediction. Levels that remain possible (more than 5%) are
-all kept: a trial in a gap has the range of them.
+t density, whose heavy tails tolerate wrong predictions. A trial in a gap gets the range of all
+levels with a probability above 5%.
 
-With a single run of the baseline, or runs that agree, the level is 0 throughout and nothing
-changes. All of this is a function of the trials and their numbers, the order in which they began.
+A single deviating run ends a gap too, because the disturbance may have begun before it. There, the
+prior probability that only the run itself was disturbed is `ALONE`.
+
+With a single run of the baseline, or runs that agree, all levels are 0. The levels depend only on
+the trials and their numbers, which are the order in which they began.
 """
 
 from __future__ import annotations
@@ -43,19 +42,18 @@ from autotune.reward.total import DIVERGED_CEILING
 from autotune.spec import Measurement, Reward, Trial, TrialPurpose
 
 POSSIBLE = 0.05
-"""probability above which a level is kept as possible for a trial in a gap"""
+"""minimum probability of a level to count as possible for a trial in a gap"""
 ALONE = 0.97
-"""probability that what disturbed a single run of the baseline disturbed nothing else"""
+"""prior probability that a disturbance of a single baseline run affected no other trial"""
 PREDICTION_FREEDOM = 4.0
-"""degrees of freedom of the errors of predictions"""
+"""degrees of freedom of Student's t for prediction errors"""
 INTERVAL_SDS = 1.645
-"""standard deviations between a prediction and the lower end of its 90% interval"""
+"""standard deviations from a prediction to the lower end of its 90% interval"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRange:
-    """The levels that the machine may have had in a trial: ln of its speed relative to the first
-    phase."""
+    """Range of possible machine levels in a trial: ln of the speed relative to the first phase."""
 
     slow: float = 0.0
     """the lowest"""
@@ -64,47 +62,47 @@ class LevelRange:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is only one."""
+        """Whether only one level is possible."""
         return self.slow == self.fast
 
     @property
     def width(self) -> float:
-        """ln of the fastest over the slowest machine that is possible."""
+        """ln of the ratio between the fastest and the slowest possible speed."""
         return self.fast - self.slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A time in which the machine did not change."""
+    """A period in which the machine did not change."""
 
     level: float
-    """L: mean ln speed of its runs relative to the first phase"""
+    """L: mean ln speed of its runs, relative to the first phase"""
     runs: tuple[int, ...]
-    """numbers of the baseline's trials"""
+    """numbers of the baseline trials in it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineChange:
-    """From one phase to the next."""
+    """A change of the machine's speed between two phases."""
 
     before: Phase
     after: Phase
 
     @property
     def speedup(self) -> float:
-        """By how much the machine became faster; under 1: slower."""
+        """Ratio of the speeds after and before; below 1 the machine became slower."""
         return math.exp(self.after.level - self.before.level)
 
 
 class MachineLevels:
-    """The phases of one study's search, and the level in each of its trials."""
+    """The phases of a study's search, and the machine level in each of its trials."""
 
     def __init__(
         self, trials: Iterable[Trial] = (), *, earlier: MachineLevels | None = None
     ) -> None:
-        """`trials`: of one study, in any order; final measurements, which are held against the
-        baseline of their own round, count for nothing. `earlier`: the levels of some of them, of
-        which figures are taken over."""
+        """`trials`: of one study, in any order. Final measurements are ignored, because they are
+        compared with the baseline of their own round. `earlier`: levels of a part of these trials,
+        to reuse their statistics."""
         measured = sorted(
             (t for t in trials if t.is_measured and t.purpose is not TrialPurpose.FINAL),
             key=lambda t: t.number,
@@ -117,20 +115,20 @@ class MachineLevels:
             for t in runs
             if t.measurement is not None
         }
-        found, alone = _phases(self._runs) if runs else ([], [])
-        self.phases = tuple(found)
+        phases, deviating = _phases(self._runs) if runs else ([], [])
+        self.phases = tuple(phases)
         self._starts = [phase.runs[0] for phase in self.phases]
-        self.odd = frozenset(run for _, after in alone for run in after.runs)
-        """runs of the baseline that are in no phase"""
+        self.odd = frozenset(run for _, after in deviating for run in after.runs)
+        """numbers of the baseline runs that are in no phase"""
         self._gaps: dict[int, LevelRange] = {}
-        for before, after in alone:
-            self._gaps |= _gap(before, after, others, unchanged=ALONE)
+        for before, after in deviating:
+            self._gaps |= _levels_in_gap(before, after, others, unchanged=ALONE)
         for before, after in zip(self.phases, self.phases[1:], strict=False):
-            self._gaps |= _gap(before, after, others)
+            self._gaps |= _levels_in_gap(before, after, others)
 
     @property
     def changes(self) -> tuple[MachineChange, ...]:
-        """All changes, in order."""
+        """All changes, in chronological order."""
         return tuple(
             MachineChange(before=a, after=b)
             for a, b in zip(self.phases, self.phases[1:], strict=False)
@@ -138,55 +136,51 @@ class MachineLevels:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether any trial may have run at another level than the first."""
+        """Whether any trial may have run at a level other than the first."""
         return len(self.phases) > 1 or any(level != LevelRange() for level in self._gaps.values())
 
     @property
     def now(self) -> float:
-        """The present level."""
+        """The current level; 0 before the first baseline run."""
         return self.phases[-1].level if self.phases else 0.0
 
     @property
     def last_run(self) -> int:
-        """Number of the last run of the baseline in a phase; -1 before the first."""
+        """Number of the last baseline run in a phase; -1 without one."""
         return self.phases[-1].runs[-1] if self.phases else -1
 
     def at(self, number: int) -> LevelRange:
-        """The level in the trial of this number."""
+        """The possible levels in the trial with this number."""
         if number in self._gaps or not self.phases:
             return self._gaps.get(number, LevelRange())
         phase = self.phases[max(0, bisect_right(self._starts, number) - 1)]
         return LevelRange(slow=phase.level, fast=phase.level)
 
     def seen(self, trial: Trial, stability_weight: float) -> Trial:
-        """The trial as it would have come out at the first level. Where several levels are possible
-        the fastest machine counts, which makes the config look slowest: no claim may rest on the
-        others."""
+        """The trial with times and reward converted to the first level. If several levels are
+        possible, the fastest machine is assumed, which makes the config look slowest, so that no
+        claim depends on an uncertain level."""
         return at_level(trial, self.at(trial.number).fast, stability_weight)
 
     def reward(self, trial: Trial, stability_weight: float) -> Reward | None:
-        """That of `seen`."""
+        """The reward of `seen`, which is the lowest possible one."""
         return _reward_at(trial, self.at(trial.number).fast, stability_weight)
 
     def best_reward(self, trial: Trial, stability_weight: float) -> Reward | None:
-        """The same with the slowest machine that is possible."""
+        """The highest possible reward at the first level."""
         return _reward_at(trial, self.at(trial.number).slow, stability_weight)
 
 
 def at_first_level(trials: Sequence[Trial], stability_weight: float) -> list[Trial]:
-    """All trials of a study as they would have come out at the machine's first level, but final
-    measurements."""
+    """All trials of a study, converted to the machine's first level, except final measurements."""
     levels = MachineLevels(trials)
-    return (
-        [levels.seen(trial, stability_weight) for trial in trials]
-        if levels.is_uneven
-        else list(trials)
-    )
+    if not levels.is_uneven:
+        return list(trials)
+    return [levels.seen(trial, stability_weight) for trial in trials]
 
 
 def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:
-    """A trial that was measured at this level, as it would have come out at level 0. Final
-    measurements are left as they are."""
+    """Convert a trial measured at this level to level 0. Final measurements are unchanged."""
     if not level or trial.measurement is None or trial.purpose is TrialPurpose.FINAL:
         return trial
     measurement = slowed(trial.measurement, math.exp(level))
@@ -196,15 +190,13 @@ def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:
 
 
 def _reward_at(trial: Trial, level: float, stability_weight: float) -> Reward | None:
-    return (
-        moved(trial.reward, -level, stability_weight)
-        if level and trial.reward is not None
-        else trial.reward
-    )
+    if not level or trial.reward is None:
+        return trial.reward
+    return moved(trial.reward, -level, stability_weight)
 
 
 def slowed(measurement: Measurement, factor: float) -> Measurement:
-    """The measurement with all times of its steps multiplied."""
+    """The measurement with all step times multiplied by the factor."""
     return replace(
         measurement,
         step_times_s=tuple(factor * t for t in measurement.step_times_s),
@@ -214,7 +206,8 @@ def slowed(measurement: Measurement, factor: float) -> Measurement:
 
 
 def moved(reward: Reward, log_speed: float, stability_weight: float) -> Reward:
-    """The reward of a trial that is faster by this ln."""
+    """The reward after a change of ln speed by `log_speed`. A diverged trial's reward does not
+    change."""
     if reward.total <= DIVERGED_CEILING:
         return reward
     terms = {"tokens_per_s_ratio": math.exp(log_speed), "cost_ratio": math.exp(-log_speed)}
@@ -228,12 +221,12 @@ def moved(reward: Reward, log_speed: float, stability_weight: float) -> Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What counts of a run of the baseline."""
+    """Statistics of a baseline run."""
 
     y: float
     """ln of its median tokens per second"""
     within: float
-    """what its steps tell of the noise (`within_run_variance`)"""
+    """variance of the mean from its steps (`within_run_variance`)"""
 
     @classmethod
     def of(cls, measurement: Measurement) -> _Run:
@@ -243,54 +236,54 @@ class _Run:
 
 
 def _phases(runs: Mapping[int, _Run]) -> tuple[list[Phase], list[tuple[Phase, Phase]]]:
-    """The phases of the baseline's runs, by number in order; and the runs that are in none, each as
-    a phase after the one that it followed."""
+    """Split the baseline's runs, ordered by number, into phases. Also returns the runs in no phase,
+    each as (the phase before it, a phase of that run alone)."""
     first, *rest = runs
-    found, odd = [[first]], list[int]()
-    alone: dict[int, list[int]] = {}
+    groups = [[first]]
+    deviating: dict[int, list[int]] = {}
+    last_deviating: int | None = None
     noise = _PhaseNoise(runs[first])
     for number in rest:
         run = runs[number]
-        if noise.explains(run.y - noise.mean, len(found[-1])):
-            found[-1].append(number)
+        if noise.explains(run.y - noise.mean, len(groups[-1])):
+            groups[-1].append(number)
             noise.add(run)
-            odd = []
-        elif odd and noise.explains(run.y - runs[odd[-1]].y, 1):
-            alone.pop(odd[-1])
-            found.append([odd[-1], number])
-            noise.begin(runs[odd[-1]])
+            last_deviating = None
+        elif last_deviating is not None and noise.explains(run.y - runs[last_deviating].y, 1):
+            deviating.pop(last_deviating)
+            groups.append([last_deviating, number])
+            noise.begin(runs[last_deviating])
             noise.add(run)
-            odd = []
+            last_deviating = None
         else:
-            alone[number] = list(found[-1])
-            odd.append(number)
-    origin = _mean([runs[k].y for k in found[0]])
+            deviating[number] = list(groups[-1])
+            last_deviating = number
+    origin = _mean([runs[k].y for k in groups[0]])
 
     def phase(numbers: Sequence[int]) -> Phase:
         return Phase(level=_mean([runs[k].y for k in numbers]) - origin, runs=tuple(numbers))
 
-    return [phase(numbers) for numbers in found], [
-        (phase(before), phase([n])) for n, before in alone.items()
-    ]
+    alone = [(phase(before), phase([number])) for number, before in deviating.items()]
+    return [phase(numbers) for numbers in groups], alone
 
 
 class _PhaseNoise:
-    """The noise between the runs of the same phase, added up run by run (Welford 1962)."""
+    """Running estimate of the noise between runs of the same phase (Welford 1962)."""
 
     def __init__(self, first: _Run) -> None:
         self.mean, self._count = first.y, 1
-        """mean y of the present phase, and its runs"""
+        """mean y and number of runs of the current phase"""
         self._within = [first.within]
-        """of all runs, in rising order"""
+        """`within` of all runs, sorted"""
         self._squares, self._freedom = 0.0, 0
 
     def begin(self, run: _Run) -> None:
-        """Another phase begins with this run."""
+        """Begin a new phase with this run."""
         insort(self._within, run.within)
         self.mean, self._count = run.y, 1
 
     def add(self, run: _Run) -> None:
-        """The phase goes on with this run."""
+        """Add this run to the current phase."""
         insort(self._within, run.within)
         self._count += 1
         delta = run.y - self.mean
@@ -299,7 +292,7 @@ class _PhaseNoise:
         self._freedom += 1
 
     def explains(self, difference: float, runs: int) -> bool:
-        """Whether the noise between runs explains the difference of one run to the mean of so many
+        """Whether noise explains the difference in y between one run and the mean of `runs`
         others."""
         middle = len(self._within) // 2
         typical = (self._within[middle] + self._within[~middle]) / 2
@@ -312,52 +305,53 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _gap(
+def _levels_in_gap(
     before: Phase, after: Phase, trials: Sequence[Trial], unchanged: float | None = None
 ) -> dict[int, LevelRange]:
-    """The possible levels of the trials between two phases, by number. `unchanged`: probability
-    beforehand that the machine changed after the last of them."""
+    """The possible levels of the trials between two phases, by trial number. `unchanged`: prior
+    probability that the machine changed only after the last of them; None for a uniform prior."""
     inside = [t for t in trials if before.runs[-1] < t.number < after.runs[0]]
     if not inside:
         return {}
     early = np.array([_log_likelihood(t, before.level) for t in inside])
     late = np.array([_log_likelihood(t, after.level) for t in inside])
-    # place j: trials before j are still at the first level, those from j on are at the second
-    places = np.concatenate([[0.0], np.cumsum(early)]) + np.concatenate(
+    # log_p[j]: trials before j are still at the first level, those from j on are at the second
+    log_p = np.concatenate([[0.0], np.cumsum(early)]) + np.concatenate(
         [np.cumsum(late[::-1])[::-1], [0.0]]
     )
     if unchanged is not None:
-        places += np.log([(1 - unchanged) / len(inside)] * len(inside) + [unchanged])
-    chance: NDArray[np.float64] = np.exp(places - places.max())
-    changed = np.cumsum(chance)[:-1] / chance.sum()
+        log_p += np.log([(1 - unchanged) / len(inside)] * len(inside) + [unchanged])
+    p: NDArray[np.float64] = np.exp(log_p - log_p.max())
+    changed = np.cumsum(p)[:-1] / p.sum()
     return {
-        t.number: _range(before.level, after.level, float(p))
-        for t, p in zip(inside, changed, strict=True)
+        t.number: _possible_levels(before.level, after.level, float(probability))
+        for t, probability in zip(inside, changed, strict=True)
     }
 
 
-def _range(early: float, late: float, changed: float) -> LevelRange:
-    """The levels that are possible where the machine has changed with this probability."""
-    levels = [early] * (1 - changed > POSSIBLE) + [late] * (changed > POSSIBLE)
+def _possible_levels(early: float, late: float, changed: float) -> LevelRange:
+    """The range of levels with a probability above `POSSIBLE`. `changed`: probability of `late`."""
+    levels = [early] if 1 - changed > POSSIBLE else []
+    if changed > POSSIBLE:
+        levels.append(late)
     return LevelRange(slow=min(levels), fast=max(levels))
 
 
 def _log_likelihood(trial: Trial, level: float) -> float:
-    """Of a trial's step time, had the machine been at this level; 0 where nothing was predicted."""
+    """Log likelihood of a trial's step time at this machine level, up to a constant; 0 without a
+    prediction."""
     error = prediction_error(trial, level)
-    return (
-        0.0
-        if error is None
-        else -(PREDICTION_FREEDOM + 1) / 2 * math.log1p(error**2 / PREDICTION_FREEDOM)
-    )
+    if error is None:
+        return 0.0
+    return -(PREDICTION_FREEDOM + 1) / 2 * math.log1p(error**2 / PREDICTION_FREEDOM)
 
 
 def prediction_error(trial: Trial, level: float) -> float | None:
-    """ln of measured over predicted step time, had the machine been at this level, in standard
-    deviations of prediction and run; None where nothing was predicted."""
+    """Error of a trial's prediction if the machine was at this level: ln of measured divided by
+    predicted step time, in standard deviations of prediction and run. None without a prediction."""
     if trial.estimate is None or trial.measurement is None:
         return None
-    # a stall may widen the interval above the step time
+    # only the lower end is used: possible stalls may widen the interval upward
     low = float(trial.estimate.step_time_low_s)
     predicted, measured = float(trial.estimate.step_time_s), trial.measurement.step_time_s
     if not 0 < low <= predicted < math.inf or not measured > 0:

@@ -1,7 +1,6 @@
-"""The parts of a reward, declared once: how each is called, what is scored for it, and by which
-limits.
+"""Declares the parts of a reward: their names, the values that are scored, and the limits.
 
-    part          value that is scored                                                      good   bad
+    part          scored value                                                              good   bad
     finite        share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
     trend         growth of x / r (of x without r) beyond its noise                         1.05   1.5
     fidelity      the worst of: 1 - correlation(x, r), p                                    0.05   0.5
@@ -10,25 +9,26 @@ limits.
     equal_tokens  (excess - noise) of the loss / loss of the other configs                  0.03   0.15
     spikes        share of steps with g[i] > 4 * median of its up to six neighbours, p      0      0.2
     skipped       share of steps that dynamic loss scaling skipped, p                       0.02   0.5
-    headroom      peak memory / capacity of the fullest rank                                0.92   1.0
+    headroom      peak memory / capacity of the rank with the highest peak                  0.92   1.0
     slowing       step time at the end / in the middle, by the median slope, p              1.03   1.2
     jitter        1.4826 * median absolute deviation of the step time / median, p           0.15   1.0
 
     x[i]   loss of step i      r[i]   loss of an fp32 reference at the same step      g[i]   global gradient norm of step i, spikes of the reference aside
-    p      mean of a posterior whose prior is worth ten steps of a healthy run (`evidence.py`): one fault among 5 steps is weaker evidence than six among 30
+    p      posterior mean whose prior is worth ten steps of a healthy run (`evidence.py`): one fault among 5 steps is weaker evidence than six among 30
 
-`fidelity` needs configs that see the same batches in the same order; `equal_tokens` takes its place
-where they do not (`equal_tokens.py`).
+`fidelity` requires that all configs see the same batches in the same order. Otherwise
+`equal_tokens` replaces it (`equal_tokens.py`).
 
-A value scores 1 up to `good`, 0 from `bad` on, and linearly between. How the values are computed is
-in `stability.py`.
+A value scores 1 up to `good`, 0 from `bad` on, and linearly between. `stability.py` computes the
+values.
 
-A loss that ends above fp32's by the `bad` limit of `final_loss` beyond its noise is more than a bad
-score: the trial diverged, and no speed makes up for that.
+If the final loss exceeds that of fp32 by the `bad` limit of `final_loss` beyond its noise, the
+trial counts as diverged, and no speed compensates for that.
 
-The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence
-check, and `equal_tokens` has those of its final loss; the margin of `headroom` stands for
-fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
+The limits of `fidelity` (0.95, 3%, 10% outliers) are those of Megatron-Bridge's convergence check,
+and `equal_tokens` uses the same limits as its final loss. The margin of `headroom` is for
+fragmentation: the allocator's reserve grows in long runs. The other limits are autotune's own
+choice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SPIKE_FACTOR = 4.0
-"""a gradient norm is a spike above this multiple of its neighbours' median"""
+"""a gradient norm above this multiple of the median of neighboring steps is a spike"""
 POINTWISE = 0.05
 """relative difference from the reference that makes a step an outlier"""
 
@@ -47,15 +47,15 @@ class ScoredValue:
     """A value that is scored between two limits."""
 
     meaning: str
-    """what it is, in words"""
+    """description of the value"""
     good: float
-    """up to here it scores 1"""
+    """values up to this limit score 1"""
     bad: float
-    """from here on it scores 0"""
+    """values from this limit on score 0"""
 
     @property
     def formula(self) -> str:
-        """How it is scored, in words."""
+        """How the value is scored, in words."""
         return (
             f"{self.meaning}: 1 {'up to' if self.good else 'at'} {self.good:g}, 0 from {self.bad:g}"
         )
@@ -63,18 +63,18 @@ class ScoredValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StabilityPart:
-    """A part of stability; it scores as much as the worst of its values."""
+    """A part of stability. Its score is the worst of its values' scores."""
 
     label: str
-    """how tables call it"""
+    """its name in tables"""
     values: Mapping[str, ScoredValue]
     """by name; names are unique among all parts"""
     exponent: float = 1.0
-    """with which it counts in the product of all parts"""
+    """its exponent in the product of all parts"""
 
     @property
     def formula(self) -> str:
-        """How it is scored, in words."""
+        """How the part is scored, in words."""
         return ("the smallest of " if len(self.values) > 1 else "") + "; ".join(
             v.formula for v in self.values.values()
         )
@@ -163,7 +163,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         exponent=0.25,
     ),
 }
-"""what stability is made of, each 0 to 1"""
+"""the factors of stability, each 0 to 1"""
 SCORED_VALUES: Mapping[str, ScoredValue] = {
     name: value for part in STABILITY_PARTS.values() for name, value in part.values.items()
 }
@@ -175,5 +175,5 @@ THROUGHPUT_TERMS: Mapping[str, str] = {
     "noise_scale": "gradient noise scale, sequences",
     "cost_ratio": "cost per token, times {whose}",
 }
-"""what the throughput of a reward is made of, as tables call it; `{whose}`: of whom it is a
-multiple"""
+"""labels of the terms of a reward's throughput; `{whose}`: the trial it is relative to, as a
+possessive"""

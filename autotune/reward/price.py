@@ -1,10 +1,10 @@
-"""Cost of a token: in money where a price is known, in energy where the power is, else in
+"""Cost of a token: in money if the price of a GPU is known, in energy if its power is known, else in
 rank-seconds.
 
     cost per token = ranks * rate / tokens_per_s         rate: USD per rank-second, W per rank, or 1
 
-Only ranks in use are paid for. A measured power (the trial's `power_watts`, mean per rank) goes
-before the datasheet's.
+Only ranks in use are counted. Measured power (the trial's `power_watts`, mean per rank) takes
+precedence over the datasheet's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
-    """What one token costs."""
+    """Cost of one token."""
 
     value: float
-    """per token"""
+    """cost per token, in `unit`"""
     unit: str
     """USD, J or rank_s"""
     source: str
-    """price, measured power, datasheet power or ranks: only costs of one source can be compared"""
+    """price, measured power, datasheet power or ranks. Only costs of the same source are
+    comparable"""
 
 
 def token_cost(measurement: Measurement, gpu: GpuSpec) -> TokenCost:

@@ -1,14 +1,11 @@
-"""Which trials may win, and the Pareto front of those that none other beats.
+"""Which trials compete, the Pareto front of the measured ones, and the speed by which a config is
+ranked across studies.
 
-Nothing is run: a trial's measurement holds all that is needed.
-
-At what speed a measured config stands among those of all studies.
-
-    speed      of a config that took part in its study's finals: what they showed of it; of any other: its measurement, but less than what they showed of the winner
-
-The fastest of many configs that were measured once was lucky on average (the winner's curse). So no
-config stands before the winner of its own study, and the config that heads an answer is the one
-that `autotune best` and `autotune export` name for that study.
+The speed of a config in the finals of its study is the one measured there. The speed of any other
+config is its measurement, limited to just below that of its study's winner: the fastest of many
+configs that were measured once was lucky on average (the winner's curse). So no config is ranked
+before the winner of its own study, and the top config of a ranking is the one that `autotune best`
+and `autotune export` name for its study.
 """
 
 from __future__ import annotations
@@ -25,12 +22,12 @@ from autotune.space import why_outside
 from autotune.spec import GpuSpec, Measurement, ParallelConfig, Study, Trial, TrialPurpose
 
 _OUTSIDE = (TrialPurpose.FINAL, TrialPurpose.PROXY)
-"""trials that are no first measurement of a config of the study's workload"""
+"""purposes of trials that repeat a measurement, or measure another workload"""
 
 
 def competes(trial: Trial, study: Study) -> bool:
-    """Whether the trial may win: an fp32 reference only where the study asked for its config, a
-    proxy never."""
+    """Whether the trial can win. A proxy cannot; an fp32 reference can if its config is in the search
+    space or was enqueued."""
     if trial.purpose is TrialPurpose.PROXY:
         return False
     if trial.purpose is not TrialPurpose.REFERENCE or trial.config in study.enqueue:
@@ -39,36 +36,37 @@ def competes(trial: Trial, study: Study) -> bool:
 
 
 def asked_again(trials: Iterable[Trial]) -> set[int]:
-    """Numbers of the search trials whose config the search measured again later: only a change of
-    the machine makes it do so."""
+    """Numbers of the search trials whose config was measured again later in the search, which
+    happens only after a change of the machine."""
     searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.is_measured]
     last = {t.config: t.number for t in sorted(searched, key=lambda t: t.number)}
     return {t.number for t in searched if last[t.config] != t.number}
 
 
 def counted_once(trials: Sequence[Trial]) -> list[Trial]:
-    """The measured trials but the finals' and the proxies, by number, each config of the search
-    once: of the baseline the first run, which everything is relative to; of a config that was asked
-    for again the last run."""
+    """The measured trials sorted by number, without finals and proxies, and with each config of the
+    search once: the first run of the baseline, which rewards are relative to, and the last run of
+    any other config."""
     measured = sorted(
         (t for t in trials if t.is_measured and t.purpose not in _OUTSIDE), key=lambda t: t.number
     )
-    default = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)
-    again = asked_again(measured)
+    baseline = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)
+    superseded = asked_again(measured)
     return [
         t
         for t in measured
-        if (t is default if t.purpose is TrialPurpose.BASELINE else t.number not in again)
+        if t is baseline or (t.purpose is not TrialPurpose.BASELINE and t.number not in superseded)
     ]
 
 
 def merits(
     trial: Trial, measurement: Measurement, cost_of_token: float
 ) -> tuple[float, float, float, float]:
-    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token) of a trial
-    with that measurement, each the higher the better.
+    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token) of a
+    trial; higher is better for each.
 
-    Unknown memory counts as none free. The stability is that of its reward, where it was scored.
+    Unknown memory counts as no headroom. The stability is that of the trial's reward, if it has
+    one.
     """
     m = measurement
     steady = trial.reward.stability if trial.reward is not None else stability(m)
@@ -78,22 +76,23 @@ def merits(
 
 
 def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
-    """The measured trials that none other matches in all four merits and beats in one, fastest
-    first; repeats of the finals and proxies left aside.
+    """The Pareto front of the measured trials in all four `merits`, fastest first; without finals
+    and proxies.
 
-    Costs that cannot be compared (power was measured in some only) count in rank-seconds.
+    If costs are not comparable, because power was measured in some trials only, they are counted in
+    rank-seconds.
     """
-    first = [
+    measured = [
         (t, t.measured) for t in trials if t.purpose not in _OUTSIDE and t.measured is not None
     ]
-    costs = [token_cost(m, gpu) for _, m in first]
-    alike = len({cost.source for cost in costs}) == 1
+    costs = [token_cost(m, gpu) for _, m in measured]
+    is_comparable = len({cost.source for cost in costs}) == 1
     scored = [
-        (t, merits(t, m, cost.value if alike else m.num_ranks / m.tokens_per_s))
-        for (t, m), cost in zip(first, costs, strict=True)
+        (t, merits(t, m, cost.value if is_comparable else m.num_ranks / m.tokens_per_s))
+        for (t, m), cost in zip(measured, costs, strict=True)
     ]
-    # who beats another comes before it in this order, and of those that beat it one is on the
-    # front: so only the front is compared
+    # a trial comes after all trials that dominate it, and one of them is on the front, so it is
+    # enough to compare with the front
     scored.sort(key=lambda pair: (*(-merit for merit in pair[1]), pair[0].number))
     front, members = list[tuple[float, Trial]](), np.empty((len(scored), 4))
     for t, mine in scored:
@@ -108,8 +107,8 @@ Key = TypeVar("Key")
 
 
 def speeds_in_finals(result: Mapping[str, Any]) -> dict[ParallelConfig, float]:
-    """Tokens per second of the configs that a study measured again, the winner's first. `result`:
-    of the study's record; empty before its end."""
+    """Tokens per second of the configs in a study's finals, the winner first. `result`: from the
+    study's record; empty before its end."""
     return {
         ParallelConfig.from_dict(final["config"]): final["tokens_per_s"]
         for final in result.get("finals") or ()
@@ -118,7 +117,7 @@ def speeds_in_finals(result: Mapping[str, Any]) -> dict[ParallelConfig, float]:
 
 
 def standing(config: Key, speed: float, speeds: Mapping[Key, float]) -> float:
-    """The speed at which a config stands that was measured at `speed`. `speeds`: in its study's
-    finals, the winner's first, in the same unit."""
+    """The speed by which a config is ranked across studies (see above). `speed`: as measured in the
+    search; `speeds`: those of its study's finals, the winner first, in the same unit."""
     speed, winner = speeds.get(config, speed), next(iter(speeds), config)
     return speed if config == winner else min(speed, math.nextafter(speeds[winner], 0.0))

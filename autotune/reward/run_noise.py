@@ -1,20 +1,20 @@
-"""The noise between runs: by how much two measurements of one config differ, more than the steps of
-one run tell.
+"""Noise between runs: how much two runs of the same config differ, beyond the noise between the
+steps of one run.
 
-    y_cr     ln speed of config c in round r of the finals        sigma    standard deviation of y about its config's, after the round's common shift
-    nu       degrees of freedom                                    R        rounds that two configs were measured in together
+    y_cr     ln speed of config c in round r of the finals        sigma    standard deviation of y_cr about its config's mean, after the round's common shift
+    nu       degrees of freedom                                    R        number of rounds in which two configs were measured together
 
     sigma^2 | data ~ scaled inverse chi-square(nu_0 + nu, (nu_0 s_0^2 + SS) / (nu_0 + nu))          Gelman et al. 2013, section 2.6
 
-The prior is s_0^2 = 2%^2 + what the steps of a typical run tell of its mean, worth nu_0 = 3 runs.
-Data are the rounds of the finals: in round r each config moves from the mean of its earlier rounds
-by d_cr; SS adds sum_c (d_cr - mean_c d_cr)^2 / (1 + 1 / (r - 1)) with C - 1 degrees of freedom
-(Helmert's contrasts). Runs that foreign load disturbed tell by their median step. What moves all
-configs of a round together, a machine that drifts, cancels.
+The prior is s_0^2 = 2%^2 + the variance of a typical run's mean from its steps, with the weight of
+nu_0 = 3 runs. The data are the rounds of the finals: in round r, each config differs from the mean
+of its earlier rounds by d_cr, and SS grows by sum_c (d_cr - mean_c d_cr)^2 / (1 + 1 / (r - 1)) with
+C - 1 degrees of freedom (Helmert contrasts). A shift of all configs in a round, by drift of the
+machine, cancels.
 
-Differences of ln speeds over R rounds have the standard error sigma sqrt(2 / R) and follow
-Student's t. Where the best of m configs is looked at, the quantile is that of 1 - alpha / m
-(Bonferroni): the best of many is on average too good.
+The difference of two ln speeds over R rounds has the standard error sigma sqrt(2 / R) and follows
+Student's t. If the best of m configs is selected, the quantile is that of 1 - alpha / m
+(Bonferroni), because the best of many is too good on average.
 """
 
 from __future__ import annotations
@@ -31,49 +31,48 @@ from autotune.reward.student_t import t_quantile
 from autotune.spec import Measurement
 
 BETWEEN_RUNS_SD = 0.02
-"""s_0: relative standard deviation between runs, before any config was measured twice"""
+"""s_0: prior relative standard deviation between runs"""
 PRIOR_FREEDOM = 3.0
-"""nu_0: runs that the prior is worth. So few that two rounds of a machine with twice the prior's
-noise are believed: its intervals hold in 96% of studies, with 4 runs in 92.5% (`python -m
-tests.benchmarks.run_noise`)"""
+"""nu_0: weight of the prior in runs. It is small enough that two rounds on a machine with twice the
+prior's noise outweigh it: intervals then cover the truth in 96% of studies, with a weight of 4 in
+92.5% (`python -m tests.benchmarks.run_noise`)"""
 CONFIDENCE = 0.95
-"""of intervals"""
+"""confidence of intervals"""
 CHANGE_CONFIDENCE = 0.99
-"""of the interval that the difference of two runs must leave before the machine is held to have
-changed"""
+"""confidence of the interval outside of which two runs indicate a change of the machine"""
 DISTURBED = 4.0
-"""times the variance of the steadiest run of a config, above which a run was disturbed and does not
-count"""
+"""a run with more than this multiple of the variance of its config's steadiest run is discarded as
+disturbed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNoise:
-    """What is known of sigma."""
+    """Posterior of sigma."""
 
     variance: float = BETWEEN_RUNS_SD**2
-    """sigma^2, its posterior scale"""
+    """sigma^2: scale of the posterior"""
     freedom: float = PRIOR_FREEDOM
-    """nu_0 + nu"""
+    """nu_0 + nu: degrees of freedom"""
 
     @classmethod
     def of(
         cls, measurements: Iterable[Measurement], squares: float = 0.0, freedom: float = 0.0
     ) -> RunNoise:
-        """The noise of runs like these, updated by a sum of squares with so many degrees of
-        freedom."""
+        """The noise of runs like these measurements, updated with a sum of squares that has
+        `freedom` degrees of freedom."""
         within = [within_run_variance(m) for m in measurements]
         return cls.of_typical(float(np.median(within)) if within else 0.0, squares, freedom)
 
     @classmethod
     def of_typical(cls, within: float, squares: float, freedom: float) -> RunNoise:
-        """The same of runs whose median `within_run_variance` is known."""
+        """As `of`, with the median `within_run_variance` of the runs."""
         prior = BETWEEN_RUNS_SD**2 + within
         total = PRIOR_FREEDOM + freedom
         return cls(variance=(PRIOR_FREEDOM * prior + squares) / total, freedom=total)
 
     def behind(self, confidence: float) -> float:
-        """By how much in ln speed one run must be behind another before chance of this probability
-        does not explain it; one-sided."""
+        """The smallest significant difference in ln speed by which one run is slower than another,
+        at this one-sided confidence."""
         return t_quantile(self.freedom, confidence) * math.sqrt(2 * self.variance)
 
     def half_width(
@@ -84,12 +83,11 @@ class RunNoise:
         confidence: float = CONFIDENCE,
         within: float = 0.0,
     ) -> float:
-        """Half-width of the two-sided interval of a difference of ln speeds over so many rounds;
-        `configs`: m, the best of which is looked at.
+        """Half-width of the two-sided interval of a difference of ln speeds over this number of
+        rounds. `configs`: m, the number of configs of which the best is selected.
 
-        `within`: variance of the difference that the steps of these very runs tell
-        (`within_run_variance` of both). Runs of a config whose steps have a slow tail say less than
-        typical runs do.
+        `within`: variance of the difference from the steps of these runs (`within_run_variance` of
+        both). It widens the interval of a config whose steps have a slow tail.
         """
         alpha, rounds = (1.0 - confidence) / max(1, configs), max(1, rounds)
         variance = max(2 * self.variance / rounds, within + 2 * BETWEEN_RUNS_SD**2 / rounds)
@@ -97,8 +95,8 @@ class RunNoise:
 
 
 def within_run_variance(measurement: Measurement) -> float:
-    """Variance of the ln of a run's mean step time that its steps tell: s^2 / (n mean^2), times how
-    many neighbouring steps count as one; 0 with fewer than two steps."""
+    """Variance of the ln of a run's mean step time, from its steps: s^2 / (n mean^2), enlarged for
+    correlated steps. 0 with fewer than two steps."""
     times = np.asarray(measurement.step_times_s, dtype=float)
     n, mean = len(times), float(times.mean()) if len(times) else 0.0
     if n < 2 or not mean > 0:
@@ -110,18 +108,18 @@ def within_run_variance(measurement: Measurement) -> float:
 
 
 def undisturbed(runs: Sequence[Measurement]) -> list[bool]:
-    """Which runs of one config say as much as the best of them, within a factor of `DISTURBED` in
-    variance: a burst of foreign load in one run makes its steps far more uneven than those of the
-    others, while a config that has a slow tail has it in all of its runs."""
+    """For each run of one config, whether its variance is within a factor of `DISTURBED` of the
+    steadiest one. Load from other processes in one run makes its steps much more uneven than those
+    of the others, while a config with a slow tail has it in all runs."""
     variances = [BETWEEN_RUNS_SD**2 + within_run_variance(m) for m in runs]
     return [v <= DISTURBED * min(variances) for v in variances]
 
 
 def steady_rounds(default: Sequence[Measurement]) -> list[bool]:
-    """Which rounds of the finals count, by the baseline's run in each. It opens even rounds and
-    closes odd ones, so rounds 2i and 2i + 1 lie between two of its runs. Where these differ by more
-    than the noise between runs, the machine changed in one of the two rounds, or disturbed a run:
-    neither counts."""
+    """For each round of the finals, whether it counts. `default`: the baseline's run in each round.
+    It is first in even rounds and last in odd ones, so rounds 2i and 2i + 1 lie between two of its
+    runs. If these differ by more than the noise between runs, the machine changed or a run was
+    disturbed, and neither round counts."""
     noise, steady = RunNoise.of(default), [True] * len(default)
     for r in range(0, len(default) - 1, 2):
         first, last = default[r : r + 2]
@@ -131,24 +129,24 @@ def steady_rounds(default: Sequence[Measurement]) -> list[bool]:
 
 
 def squares_of_rounds(speeds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """SS and its degrees of freedom from the speeds of each config in its rounds, in order; nan for
-    a run that does not count. Configs may have dropped out."""
+    """SS and its degrees of freedom. `speeds`: for each config its speeds by round, nan for a run
+    that does not count. Configs that dropped out have fewer rounds."""
     logs = [np.log(np.asarray(rounds, dtype=float)) for rounds in speeds]
     squares, freedom = 0.0, 0
     for r in range(1, max((len(rounds) for rounds in logs), default=0)):
-        both = [
-            (rounds[r], known)
-            for rounds in logs
-            if len(rounds) > r and len(known := _known(rounds[:r]))
-        ]
-        moves = np.array([now - known.mean() for now, known in both if math.isfinite(now)])
-        sizes = np.array([1 + 1 / len(known) for now, known in both if math.isfinite(now)])
-        if len(moves) > 1:
-            centre = float((moves / sizes).sum() / (1 / sizes).sum())
-            squares += float(((moves - centre) ** 2 / sizes).sum())
-            freedom += len(moves) - 1
+        shifts, variances = list[float](), list[float]()
+        for rounds in logs:
+            earlier = _finite(rounds[:r])
+            if len(rounds) > r and len(earlier) and math.isfinite(rounds[r]):
+                shifts.append(rounds[r] - earlier.mean())
+                variances.append(1 + 1 / len(earlier))
+        if len(shifts) > 1:
+            d, v = np.array(shifts), np.array(variances)
+            common = float((d / v).sum() / (1 / v).sum())
+            squares += float(((d - common) ** 2 / v).sum())
+            freedom += len(d) - 1
     return squares, freedom
 
 
-def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values[np.isfinite(values)]

@@ -1,20 +1,20 @@
-"""Stability: how likely it is that a run of days with this config ends well, from what a short
-trial shows. In [0, 1], by parts.
+"""Stability, 0 to 1: how likely a run of several days with this config is to succeed, estimated from
+a short trial.
 
-The parts, what is scored for each and by which limits are declared in `parts.py`; how few steps are
-judged fairly is in `evidence.py`.
+`parts.py` declares the parts with their scored values and limits; `evidence.py` has the statistics
+of few steps.
 
-A part without data is left out. Parts multiply, because a run must survive every hazard; jitter,
-which costs time but does not end a run, counts with the exponent 1/4. The correlation is scored
-only where the two curves differ by more than 1% somewhere: between flat curves it says nothing.
+A part without data is left out. Parts are multiplied, because a run must survive every hazard.
+Jitter, which costs time but does not end a run, has the exponent 1/4. The correlation is scored
+only if the two curves differ by more than 1% somewhere, because that of flat curves is meaningless.
 
-The loss is held against that of an fp32 reference step by step only where all configs of a study
-see the same batches in the same order; the reference then has the same global batch and seed. What
-the data do is the reference's too: a loss that grows is compared with how the reference's grew, and
-a spike of the gradient norm at a step where the reference's stands out punishes nobody. Elsewhere
-the loss is held against that of the other configs at the same number of tokens, within the noise of the data
-(`equal_tokens.py`). The controller knows which (`Study.same_data`) and stores with the measurement
-what it is held against.
+The loss is compared step by step with that of an fp32 reference only if all configs of a study see
+the same batches in the same order. The reference then has the same global batch and seed, so
+effects of the data appear in it too: the growth of a loss is compared with that of the reference,
+and a spike of the gradient norm does not count if the reference has one at the same step.
+Otherwise, the loss is compared with that of other configs at the same number of tokens, within the
+noise of the data (`equal_tokens.py`). The controller chooses by `Study.same_data`, and stores the
+losses to compare with in the measurement.
 """
 
 from __future__ import annotations
@@ -38,41 +38,42 @@ from autotune.reward.parts import POINTWISE, SCORED_VALUES, SPIKE_FACTOR, STABIL
 from autotune.reward.student_t import t_quantile
 from autotune.spec import Failure, FailureKind, Measurement
 
-NEIGHBOURS = 3
-"""on either side"""
+NEIGHBORS = 3
+"""number of neighboring steps on either side"""
 SAME = 0.01
-"""curves that differ by less than this everywhere are the same"""
+"""curves that differ by less than this fraction everywhere count as equal"""
 MIN_STEPS = 4
-"""steps below which curves are not judged"""
+"""minimum number of steps to judge a curve"""
 BATCH_NOISE = 0.1
-"""relative standard deviation of a batch's loss in a healthy run, before any step is seen: of short
-sequences and small batches"""
+"""prior relative standard deviation of the loss between batches, for short sequences and small
+batches"""
 ROUNDING_NOISE = 0.01
-"""the same of a loss over that of fp32 on the same batch"""
+"""prior relative standard deviation of the ratio between a loss and that of fp32 on the same
+batch"""
 TIME_NOISE = 0.05
-"""the same of a step's time"""
+"""prior relative standard deviation of the step time"""
 SHARED_SPIKE = SPIKE_FACTOR / 2
-"""a spike is the data's where the reference's norm stands out by this factor"""
+"""a spike is attributed to the data if the reference's norm exceeds its neighbors by this factor"""
 
 Series = NDArray[np.float64]
 
 
 def stability(measurement: Measurement) -> float:
-    """All parts as one number in [0, 1]; 0 when a hard gate is broken."""
+    """The product of all parts, 0 to 1; 0 if the trial diverged."""
     if diverged(measurement) is not None:
         return 0.0
     return stability_of(stability_parts(measurement))
 
 
 def stability_of(parts: Mapping[str, float]) -> float:
-    """The parts of a measurement that broke no hard gate as one number."""
+    """The product of these parts, each with its exponent."""
     return math.prod(
         (float(value ** STABILITY_PARTS[name].exponent) for name, value in parts.items()), start=1.0
     )
 
 
 def stability_parts(measurement: Measurement) -> dict[str, float]:
-    """The parts that could be judged, each in [0, 1]; names and formulas are in `parts.py`."""
+    """The scores of all parts with data, each 0 to 1; names and formulas are in `parts.py`."""
     parts = {"finite": _ramp("finite", _nonfinite_share(measurement))}
     norms = _finite(measurement.grad_norms)
     if len(_finite(measurement.losses)) >= MIN_STEPS:
@@ -98,9 +99,9 @@ def stability_parts(measurement: Measurement) -> dict[str, float]:
 
 
 def diverged(measurement: Measurement) -> Failure | None:
-    """The hard gates: a non-finite step that loss scaling does not explain, (nearly) every step
-    skipped, a loss that grows by half more than the reference's, a loss at the end that is out of
-    the reference's reach."""
+    """Check the hard gates; return the failure, or None. A trial diverged if a step was non-finite
+    without being skipped by loss scaling, more than 90% of the steps were skipped, the loss grew by
+    half (relative to the reference, if known), or the final loss is far above the reference's."""
     if (count := _nonfinite_steps(measurement)) > 0:
         series = np.asarray(measurement.losses or measurement.grad_norms, dtype=float)
         where = next((int(i) for i in np.flatnonzero(~np.isfinite(series))), None)
@@ -109,7 +110,7 @@ def diverged(measurement: Measurement) -> Failure | None:
     if (share := measurement.skipped_share) > 0.9:
         message = f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps, because the gradients overflow at any scale"
         return Failure(kind=FailureKind.DIVERGED, message=message)
-    losses, reference = _beside_reference(measurement)
+    losses, reference = _common_losses(measurement)
     is_compared = len(reference) >= MIN_STEPS
     last = len(measurement.losses) - 1
     seen = _finite(measurement.losses)
@@ -129,10 +130,10 @@ def diverged(measurement: Measurement) -> Failure | None:
 
 
 def loss_trend(measurement: Measurement) -> float:
-    """By which factor the loss grew beyond its noise, from the first part of the run to the last
-    (`evidence.growth`); where an fp32 reference is known, the ratio to its losses, in which the
-    batches cancel. 1 where there are no losses above zero, or too few."""
-    losses, reference = _beside_reference(measurement)
+    """Growth factor of the loss beyond its noise, from the first to the last part of the run
+    (`evidence.growth`). With an fp32 reference, the growth of the ratio to its losses, in which the
+    effect of batches cancels. 1 with too few or non-positive losses."""
+    losses, reference = _common_losses(measurement)
     if len(reference) >= MIN_STEPS:
         return growth(losses / reference, healthy_noise=ROUNDING_NOISE)
     seen = _finite(measurement.losses)
@@ -140,37 +141,36 @@ def loss_trend(measurement: Measurement) -> float:
 
 
 def spikes(measurement: Measurement) -> list[int]:
-    """Steps (from 0, after warm-up) whose gradient norm stands out of its neighbours', and the
-    reference's at the same step does not. A norm that falls from step to step is none."""
+    """Steps (from 0, after warm-up) with a spike of the gradient norm above its neighbors, unless
+    the reference's norm is high at the same step. A steadily falling norm has no spikes."""
     norms = np.asarray(measurement.grad_norms, dtype=float)
-    shared = set(
-        _standing_out(np.asarray(measurement.reference_grad_norms, dtype=float), SHARED_SPIKE)
-    )
-    return [i for i in _standing_out(norms, SPIKE_FACTOR) if i not in shared]
+    reference = np.asarray(measurement.reference_grad_norms, dtype=float)
+    shared = set(_above_neighbors(reference, SHARED_SPIKE))
+    return [i for i in _above_neighbors(norms, SPIKE_FACTOR) if i not in shared]
 
 
-def _standing_out(norms: Series, factor: float) -> list[int]:
+def _above_neighbors(norms: Series, factor: float) -> list[int]:
     finite = norms[np.isfinite(norms)]
-    # no median of others is below the least
-    if len(finite) <= NEIGHBOURS or finite.max() <= factor * finite.min():
+    # a shortcut: no median is below the minimum
+    if len(finite) <= NEIGHBORS or finite.max() <= factor * finite.min():
         return []
-    found = []
+    steps = []
     for i, norm in enumerate(norms):
         around = np.concatenate(
-            [norms[max(0, i - NEIGHBOURS) : i], norms[i + 1 : i + 1 + NEIGHBOURS]]
+            [norms[max(0, i - NEIGHBORS) : i], norms[i + 1 : i + 1 + NEIGHBORS]]
         )
         around = around[np.isfinite(around)]
         if (
             np.isfinite(norm)
-            and len(around) >= NEIGHBOURS
+            and len(around) >= NEIGHBORS
             and norm > factor * float(np.median(around)) > 0
         ):
-            found.append(i)
-    return found
+            steps.append(i)
+    return steps
 
 
-def _beside_reference(measurement: Measurement) -> tuple[Series, Series]:
-    """Losses of this run and of the fp32 reference at the steps that both tell."""
+def _common_losses(measurement: Measurement) -> tuple[Series, Series]:
+    """Losses of this run and of the fp32 reference at the steps where both are finite."""
     losses, reference = (
         np.asarray(s, dtype=float) for s in (measurement.losses, measurement.reference_losses)
     )
@@ -181,15 +181,16 @@ def _beside_reference(measurement: Measurement) -> tuple[Series, Series]:
 
 
 def _fidelity(measurement: Measurement) -> float | None:
-    """How well losses follow the reference, over the steps that both have."""
-    losses, reference = _beside_reference(measurement)
+    """Score of the agreement with the reference's losses; None with fewer than `MIN_STEPS` common
+    steps."""
+    losses, reference = _common_losses(measurement)
     if len(losses) < MIN_STEPS:
         return None
     errors = np.abs(losses - reference) / reference
     q = part_length(len(losses))
-    last, wanted = float(np.mean(losses[-q:])), float(np.mean(reference[-q:]))
+    last, expected = float(np.mean(losses[-q:])), float(np.mean(reference[-q:]))
     scores = [
-        _ramp("final_loss", abs(last - wanted) / wanted),
+        _ramp("final_loss", abs(last - expected) / expected),
         _ramp("outliers", posterior_share(float((errors > POINTWISE).sum()), len(losses))),
     ]
     if float(errors.max()) > SAME:
@@ -198,8 +199,8 @@ def _fidelity(measurement: Measurement) -> float | None:
 
 
 def _excess(losses: Series, reference: Series) -> float:
-    """By which share of the reference's loss this run's is surely above it at the end: less what
-    the one-sided 99.5% quantile of Student's t explains."""
+    """Relative difference of the final loss to the reference's, minus the noise (the one-sided 99.5%
+    quantile of Student's t)."""
     q = part_length(len(losses))
     ratio = losses / reference
     excess = float(losses[-q:].mean() / reference[-q:].mean()) - 1.0
@@ -212,9 +213,8 @@ def _steps(measurement: Measurement) -> int:
 
 
 def _nonfinite_steps(measurement: Measurement) -> int:
-    if (
-        measurement.time_from
-    ):  # read from a log: NaN stands for what it does not say, and a logged one has ended the trial
+    # in a measurement read from a log, NaN means a missing value; a logged NaN ends the trial
+    if measurement.time_from:
         return measurement.nonfinite_steps
     seen = max(
         int(np.sum(~np.isfinite(np.asarray(s, dtype=float))))

@@ -1,20 +1,17 @@
-"""Student's t: how far chance moves a difference that is measured in units of its estimated
-standard error."""
+"""Quantiles of Student's t distribution."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 CONFIDENCE = 0.995
-"""one-sided probability that chance stays below the quantile: so rarely is a healthy trial taken
-for a bad one"""
+"""default one-sided confidence: one healthy trial in 200 is rejected by chance"""
 
 
 @lru_cache(maxsize=1024)
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The quantile with so many degrees of freedom; `confidence`: its one-sided probability."""
-    from scipy.special import (
-        stdtrit,  # takes a third of a second to import, which commands that judge no losses need not wait for
-    )
+    """The quantile for `freedom` degrees of freedom at a one-sided `confidence`."""
+    # imported here because it takes a third of a second, which most commands do not need
+    from scipy.special import stdtrit
 
     return float(stdtrit(freedom, confidence))

@@ -2,21 +2,18 @@
 
     total = (1 - w) * throughput + w * stability          w = objective.stability_weight
 
-    throughput   ln of how many times better than the baseline the metric is, so that 0 is the baseline and doubling is worth the same
-                 everywhere: tokens/s of the whole job (throughput), that times the statistical efficiency of the batch (goodput),
-                 or tokens per unit of cost (cost)
+    throughput   ln of the ratio between a trial's metric and that of the reference: tokens/s of the whole job (throughput), tokens/s times the
+                 statistical efficiency of the batch (goodput), or tokens per unit of cost (cost). 0 is the baseline, and doubling always adds ln 2
     stability    0 to 1, see `stability.py`
 
-With w = 0.2 a config that is sure to fail (stability 0) must be 28% faster to tie with a healthy
-one; hard gates apply at any weight: a diverged trial gets `DIVERGED_CEILING`, as much as a healthy
-config that is e^10 = 22,000 times slower than the baseline (w = 0). Only ratios of measurements
-enter, so units cancel.
+With w = 0.2, a config that is certain to fail (stability 0) must be 28% faster to tie with a
+healthy one. Hard gates apply at any weight: a diverged trial gets `DIVERGED_CEILING`, the total of
+a healthy config that is e^10 = 22,000 times slower than the baseline (w = 0). Only ratios of
+measurements are used, so units cancel.
 
-The score of a trial: its reward relative to the study's reference, and the order that it gives.
-
-The reference is the measured baseline; without one it is the first trial that was measured. Where
-it tells no gradient noise scale it gets that of the first trial that tells one: the scale belongs
-to model and data, not to the config.
+The reference is the measured baseline, or without one the first measured trial. If its gradient
+noise scale is unknown, it gets that of the first trial with a known one, because the scale depends
+on model and data, not on the config.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from autotune.spec import (
 )
 
 DIVERGED_CEILING = -10.0
-"""total of a trial that broke a hard gate"""
+"""total of a diverged trial, and the minimum of any total"""
 
 
 def reward(
@@ -50,10 +47,10 @@ def reward(
     workload: Workload,
     config: ParallelConfig,
 ) -> Reward:
-    """The worth of a measured trial relative to the baseline (None: relative to itself, so that its
+    """The reward of a measurement relative to the baseline (None: relative to itself, so that its
     throughput term is 0).
 
-    `parts` holds the parts of stability (0 to 1) and the terms that were used, by these names:
+    `parts` of the result holds the parts of stability (0 to 1) and the terms of the throughput:
     tokens_per_s_ratio, efficiency (relative to the baseline's batch), noise_scale (sequences),
     cost_ratio.
     """
@@ -75,27 +72,26 @@ def reward(
             reference.num_ranks, per_node
         )
         gained *= kept
-        terms |= {"kept_share_ratio": kept} if objective.failures is not None else {}
-        terms |= {"efficiency": gained} | (
-            {"noise_scale": phi} if phi is not None and math.isfinite(phi) else {}
-        )
+        if objective.failures is not None:
+            terms["kept_share_ratio"] = kept
+        terms["efficiency"] = gained
+        if phi is not None and math.isfinite(phi):
+            terms["noise_scale"] = phi
         throughput = math.log(ratio * gained)
     elif objective.metric == "cost":
-        paid, paid_by_reference = (
-            token_cost(measurement, workload.cluster.gpu),
-            token_cost(reference, workload.cluster.gpu),
-        )
-        if paid.source == paid_by_reference.source:
-            terms["cost_ratio"] = paid.value / paid_by_reference.value
-        else:  # power was measured in one of the two only: ranks and seconds are what both know
+        cost = token_cost(measurement, workload.cluster.gpu)
+        reference_cost = token_cost(reference, workload.cluster.gpu)
+        if cost.source == reference_cost.source:
+            terms["cost_ratio"] = cost.value / reference_cost.value
+        else:  # power was measured in only one of the two, so rank-seconds are compared
             terms["cost_ratio"] = measurement.num_ranks / reference.num_ranks / ratio
         throughput = -math.log(terms["cost_ratio"])
     else:
         throughput = math.log(ratio)
-    steady = stability_of(parts)  # no hard gate is broken
+    stability = stability_of(parts)
     w = objective.stability_weight
-    total = max((1.0 - w) * throughput + w * steady, DIVERGED_CEILING)
-    return Reward(total=total, throughput=throughput, stability=steady, parts=parts | terms)
+    total = max((1.0 - w) * throughput + w * stability, DIVERGED_CEILING)
+    return Reward(total=total, throughput=throughput, stability=stability, parts=parts | terms)
 
 
 def _is_sound(measurement: Measurement) -> bool:
@@ -103,14 +99,14 @@ def _is_sound(measurement: Measurement) -> bool:
 
 
 def first_measured(trials: Sequence[Trial]) -> Trial | None:
-    """What rewards are relative to where there is no measured baseline; fp32 references, which do
-    not compete, aside."""
+    """The first measured trial, without fp32 references, which do not compete. Rewards are relative
+    to it if there is no measured baseline. None if nothing was measured."""
     measured = [t for t in trials if t.is_measured and t.purpose is not TrialPurpose.REFERENCE]
     return min(measured, key=lambda t: t.number, default=None)
 
 
 def reference_of(trials: Sequence[Trial], baseline: Measurement | None) -> Measurement | None:
-    """The measurement that the rewards of these trials are relative to; None when nothing was
+    """The measurement that the rewards of these trials are relative to; None if nothing was
     measured."""
     first = first_measured(trials)
     reference = baseline or (first.measurement if first is not None else None)
@@ -122,7 +118,8 @@ def reference_of(trials: Sequence[Trial], baseline: Measurement | None) -> Measu
 def score(
     trial: Trial, *, reference: Measurement | None, objective: Objective, workload: Workload
 ) -> Reward:
-    """The reward of a trial with a measurement; without a reference relative to itself."""
+    """The reward of a trial relative to the reference, or without one relative to itself. Raises
+    `ValueError` for a trial without a measurement."""
     if trial.measurement is None:
         raise ValueError(
             f"a trial needs a measurement to be scored, but trial {trial.number} has none"
@@ -137,7 +134,7 @@ def score(
 
 
 def by_reward(trial: Trial) -> tuple[float, int]:
-    """Sorts trials: best reward first, earlier number first among equals, unscored ones last."""
+    """Sort key for trials: best reward first, then lower number; unscored trials last."""
     return (-trial.reward.total if trial.reward is not None else math.inf, trial.number)
 
 
@@ -148,8 +145,8 @@ def rerank(
     workload: Workload,
     baseline: Measurement | None,
 ) -> list[Trial]:
-    """The measured trials with their rewards under `objective`, best first; without a baseline
-    relative to the first of them."""
+    """The measured trials with their rewards under `objective`, best first. Without a baseline,
+    rewards are relative to the first measured trial."""
     reference = reference_of(trials, baseline)
     scored = [
         replace(t, reward=score(t, reference=reference, objective=objective, workload=workload))
@@ -160,5 +157,5 @@ def rerank(
 
 
 def tokens_per_s(trial: Trial) -> float:
-    """Measured tokens per second of the whole job; nan when nothing was measured."""
+    """Measured tokens per second of the whole job; nan without a measurement."""
     return trial.measurement.tokens_per_s if trial.measurement is not None else math.nan
