@@ -1,21 +1,22 @@
-"""Bayesian search: proposes the candidate of greatest expected improvement that probably runs.
+"""Bayesian search: proposes the candidate with the greatest expected improvement, weighted by the
+probability that it runs.
 
     argmax over eligible candidates of    log EI + log P(runs)        EI: expected improvement of the score over the best so far
 
-Both terms come from `surrogate.Posterior`, averaged over its models. The search stops on the same
-average (`expected_gain`), so it must propose by it too: by the likeliest model alone it would never
-try what only the other models expect to be good, while their expectation keeps the search from
-stopping. Pending trials count as if they came out at their predicted mean, which spreads a batch
-out (kriging believer: Ginsbourger et al. 2010). Failures have no score; they inform P(runs).
+Both terms come from `surrogate.Posterior`, averaged over its models. The stop rule uses the same
+average (`expected_gain`), so proposals must use it too: a search by the likeliest model alone would
+never try configs that only the other models expect to be good, while those models keep the search
+from stopping. Pending trials count as if their result were the predicted mean, which diversifies a
+batch (kriging believer: Ginsbourger et al. 2010). Failures have no score; they update P(runs).
 
-Before the first measurement only configs that run with probability `SURE` or more are candidates,
-where there are any; there is no best score yet, and the median prediction of the candidates that
-probably run takes its place. The first pick is the model's and not a rule of thumb's: in the replay
-benchmark the rule needs twice the trials (research/measurements.md).
+Before the first measurement, only configs that run with a probability of at least `SURE` are
+candidates, if there are any. As there is no best score yet, the median prediction of the candidates
+that probably run is used. The first pick comes from the model and not from the rule of thumb, which
+needs twice as many trials in the replay benchmark (research/measurements.md).
 
-The searcher does not choose how long a trial runs: every trial starts with a few steps and gets
-more only while they can change the outcome (`autotune.stopping`). A trial of few steps counts with
-the spread of its step times.
+The searcher does not choose the length of a trial: every trial starts with a few steps and gets
+more only while they can change the outcome (`autotune.stopping`). The noise of a short trial is the
+spread of its step times.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from autotune.search.surrogate.acquisition import log_mixture_improvement
 from autotune.spec.texts.as_text import format_gain
 
 SURE = 0.75
-"""probability of running from which a config may be the first that is tried: an answer comes before
-a bet. In replays of published sweeps it changes nothing"""
+"""minimum probability that the first config runs, so that a study has a result early. In replays of
+published sweeps it makes no difference"""
 
 
 class BayesianSearcher(ModelBasedSearcher):
@@ -40,25 +41,20 @@ class BayesianSearcher(ModelBasedSearcher):
         candidates = self.eligible()
         if not len(candidates):
             return None
-        log_weights, mean, sd, runs = self.predict(candidates)
+        log_weights, mean, sd, log_runs = self.predict(candidates)
         best = self.best_score()
         if best is None:
-            best = float(np.median(mean[0][runs >= min(math.log(0.5), float(np.max(runs)))]))
-            likely = runs >= min(math.log(SURE), float(np.max(runs)))
-            candidates, mean, sd, runs = (
-                candidates[likely],
-                mean[:, likely],
-                sd[:, likely],
-                runs[likely],
+            best = float(
+                np.median(mean[0][log_runs >= min(math.log(0.5), float(np.max(log_runs)))])
             )
-        gain = log_mixture_improvement(log_weights, mean, sd, best)
-        at = int(np.argmax(gain + runs))
-        expected = self.as_throughput_gain(math.exp(gain[at]))
-        said = (
-            f"expected gain {expected:.1%} over"
-            if expected < 1
-            else f"expected {format_gain(1 + expected)} of"
+            likely = log_runs >= min(math.log(SURE), float(np.max(log_runs)))
+            candidates, log_runs = candidates[likely], log_runs[likely]
+            mean, sd = mean[:, likely], sd[:, likely]
+        log_gain = log_mixture_improvement(log_weights, mean, sd, best)
+        at = int(np.argmax(log_gain + log_runs))
+        gain = self.as_throughput_gain(math.exp(log_gain[at]))
+        text = (
+            f"expected gain {gain:.1%} over" if gain < 1 else f"expected {format_gain(1 + gain)} of"
         )
-        return int(
-            candidates[at]
-        ), f"{said} the best so far, {math.exp(runs[at]):.0%} likely to run"
+        reason = f"{text} the best so far, {math.exp(log_runs[at]):.0%} likely to run"
+        return int(candidates[at]), reason

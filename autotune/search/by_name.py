@@ -1,9 +1,6 @@
-"""Searchers by their names: what makes them, with which options, and what a study records of one
-that Python code passes.
+"""Creates searchers by name, and accepts searchers passed by Python code.
 
-A name is a registered one, FAMILY:VARIANT, or `python:MODULE.NAME` of an object that was passed.
-
-A searcher that Python code passes as an object: it is taken once, and only where it fits the study.
+A name is a registered one, FAMILY:VARIANT, or `python:MODULE.NAME` for an object that was passed.
 """
 
 from __future__ import annotations
@@ -71,13 +68,13 @@ def make_searcher(
                 remedy=nearest(option, allowed) or f"options: {', '.join(allowed) or 'none'}",
                 field="searcher",
             )
-    made: object = factory(problem)
-    if not isinstance(made, Searcher):
+    created: object = factory(problem)
+    if not isinstance(created, Searcher):
         raise RunnerError(
-            f"a searcher must be a subclass of autotune.search.Searcher, but {searcher_name(searcher)!r} returned {type(made).__name__}",
+            f"a searcher must be a subclass of autotune.search.Searcher, but {searcher_name(searcher)!r} returned {type(created).__name__}",
             field="searcher",
         )
-    return made
+    return created
 
 
 def make_target_searcher(
@@ -146,8 +143,8 @@ def searcher_name(searcher: str | SearcherFactory) -> str:
 
 
 def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
-    """What makes the searcher of that name, NAME or FAMILY:VARIANT, and the options that it
-    takes."""
+    """The factory of the searcher with this name, NAME or FAMILY:VARIANT, and the names of its
+    options. Raises `CatalogError` for an unknown name."""
     if name.startswith(PASSED):
         raise CatalogError(
             f"the searcher {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and has no name",
@@ -160,7 +157,7 @@ def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
     if not colon and not variants:
         return factory, _options(factory)
     if variant not in variants:
-        known = [f"{stem}:{one}" for one in variants] or [stem]
+        known = [f"{stem}:{name_of_variant}" for name_of_variant in variants] or [stem]
         raise CatalogError(
             f"there is no searcher {name!r}",
             remedy=(nearest(name, known) if variant else "") or f"there are {', '.join(known)}",
@@ -170,16 +167,15 @@ def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
 
 
 def _options(factory: Any) -> tuple[str, ...]:
-    """Names of the options that it takes; a function takes none."""
-    found: tuple[str, ...] = getattr(factory, "options", ())
-    return found
+    """Names of a factory's options; a plain function has none."""
+    names: tuple[str, ...] = getattr(factory, "options", ())
+    return names
 
 
 def _variants(factory: Any) -> Mapping[str, str]:
-    """Names of a family's members with a line about each; empty for a searcher that stands
-    alone."""
-    found: Mapping[str, str] = getattr(factory, "variants", {})
-    return found
+    """Variants of a family, with a line about each; empty for a searcher that is not a family."""
+    variants: Mapping[str, str] = getattr(factory, "variants", {})
+    return variants
 
 
 @final
@@ -194,8 +190,8 @@ class OneSearcher:
         self.searcher = searcher
 
     def __call__(self, problem: Problem) -> Searcher:
-        """The searcher. Raises `SpecError` if its space is not the study's, or if it already has
-        trials."""
+        """Return the searcher. Raises `SpecError` if its space or enqueued configs are not the
+        study's, or if it already has trials."""
         mine = self.searcher
         if mine.trials or mine.state.any():
             raise SpecError(

@@ -1,9 +1,9 @@
-"""Cost order: the candidates as the cost model ranks them, without those that earlier failures rule
-out.
+"""Cost-ranked search: the candidates in the order of the cost model, without those that earlier
+failures rule out.
 
     rank by    predicted throughput * P(fits)
 
-It does not learn from measurements, except the gradient noise scale where the objective is goodput.
+It does not learn from measurements, except the gradient noise scale if the objective is goodput.
 """
 
 from __future__ import annotations

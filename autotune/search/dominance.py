@@ -1,16 +1,15 @@
 """Memory dominance: which configs need at least as much memory as one that ran out of memory.
 
-Three rules, each with all other knobs equal, checked on 3257 published H100 configurations (1B to
-80B parameters, 8 to 512 GPUs, the sweeps behind the Ultra-Scale Playbook). They were wrong on few
-pairs, so an out-of-memory failure rules candidates out for good:
+Three rules, each with all other knobs equal, were checked on 3257 published H100 configs (1B to 80B
+parameters, 8 to 512 GPUs, the sweeps behind the Ultra-Scale Playbook). They were wrong on few
+pairs, so an out-of-memory failure rules candidates out permanently:
 
-    larger micro-batch         2078 pairs, 0.6% wrong        the accumulation steps follow from the batch law
+    larger micro-batch         2078 pairs, 0.6% wrong        the accumulation steps follow from the global batch
     lower ZeRO stage            179 pairs, 0.0% wrong
     same tp * pp, lower tp     1321 pairs, 1.0% wrong        pipeline stages hold 1F1B's micro-batches in flight, tensor shards do not
 
 Two more hold by construction: less recomputation, and no sequence parallelism instead of sequence
-parallelism. The same rules about speed were wrong on up to 67% of pairs, so speed is left to the
-model.
+parallelism. Similar rules about speed were wrong on up to 67% of pairs, so there are none.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ ORDERED = (
     "recompute",
     "sequence_parallel",
 )
-"""Knobs that one of the rules orders; all other knobs must be equal."""
+"""knobs that the rules compare; all other knobs must be equal"""
 
 
 def needs_as_much_memory(table: ConfigTable, failed: ParallelConfig) -> NDArray[np.bool_]:
-    """Which rows need at least the memory of `failed`, shape (N,); `failed` itself is among
-    them."""
+    """Mask of the rows that need at least as much memory as `failed`, including itself, shape
+    (N,)."""
     mask = table.tp * table.pp == failed.tp * failed.pp
     for name, knob in table.knobs.items():
         if name not in ORDERED:

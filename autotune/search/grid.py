@@ -10,6 +10,6 @@ class GridSearcher(Searcher):
 
     def propose(self) -> tuple[int, str] | None:
         free = self.free()
-        return (
-            (int(free[0]), f"candidate {free[0] + 1} of {len(self.space)}") if len(free) else None
-        )
+        if not len(free):
+            return None
+        return int(free[0]), f"candidate {free[0] + 1} of {len(self.space)}"

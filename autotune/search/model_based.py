@@ -1,10 +1,9 @@
-"""Searchers with a posterior over every candidate, which estimate what further trials may still
-gain.
+"""The base class of searchers with a posterior for every candidate, which estimate the gain of
+further trials.
 
-The estimate averages over all models (`surrogate.model_average`) and looks several trials ahead.
-Choosing a candidate by a wrong model costs one trial; stopping by a wrong model costs the study.
-And one more trial may be expected to gain little where each of twenty candidates has a small chance
-of being far better.
+The estimate averages over all models (`surrogate.model_average`) and looks several trials ahead,
+because stopping by a wrong model costs more than choosing one trial by it. And the expected gain of
+a single trial is small even if each of twenty candidates has a small chance of being far better.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 class ModelBasedSearcher(Searcher):
-    """Keeps a `Posterior`; subclasses decide how to propose."""
+    """Has a `Posterior` of all candidates; subclasses implement `propose`."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -34,8 +33,8 @@ class ModelBasedSearcher(Searcher):
         self._conditioned_on = -1
 
     def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
-        """Expected relative gain of the throughput by the best of the `trials` candidates with the
-        greatest expected improvement. 0 when no candidate is left; None before the first
+        """Expected relative gain of throughput from the best of the `trials` candidates with the
+        greatest expected improvement. 0 if no candidate is left; None before the first
         measurement."""
         best, candidates = self.best_score(), self.eligible()
         if best is None:
@@ -51,8 +50,8 @@ class ModelBasedSearcher(Searcher):
         return self.as_throughput_gain(float(np.exp(log_weights) @ gains))
 
     def as_throughput_gain(self, gain: float) -> float:
-        """A gain of the score as a relative gain of the throughput; unchanged where the score does
-        not depend on the throughput."""
+        """Convert a gain of the score to a relative gain of throughput; unchanged if the score does
+        not depend on throughput."""
         slope = self.posterior.slope
         return math.expm1(gain / slope) if slope > 0 else gain
 
@@ -65,14 +64,13 @@ class ModelBasedSearcher(Searcher):
         return self._posterior
 
     def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
-        """Log weights of the models, shape (M,); mean and standard deviation of the scores in each,
-        shape (M, N); log P(runs), shape (N,)."""
-        return *self.posterior.score(candidates, self.pending()), self.posterior.log_runs(
-            candidates
-        )
+        """Log weights of the models, shape (M,); mean and standard deviation of the scores in each
+        model, shape (M, N); log P(runs), shape (N,)."""
+        log_weights, mean, sd = self.posterior.score(candidates, self.pending())
+        return log_weights, mean, sd, self.posterior.log_runs(candidates)
 
     def best_score(self) -> float | None:
-        """Best score of any measured trial, the baseline included; None before the first
+        """Best score of all measured trials, including the baseline; None before the first
         measurement."""
         return max((score(trial) for _, trial in self.trials if trial.is_measured), default=None)
 

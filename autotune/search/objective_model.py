@@ -1,14 +1,14 @@
-"""How the score that is maximized depends on the step time.
+"""How the score depends on the step time.
 
 A reward weighs throughput against stability. Its throughput may be per unit of cost, or multiplied
 by the statistical efficiency of the global batch (`autotune.reward`):
 
     score  = slope * (log tokens_per_s + log efficiency - log cost) + offset
-    slope  = 1 - stability_weight, or 1 where trials have no reward
+    slope  = 1 - stability_weight, or 1 if trials have no reward
 
-The time model predicts tokens_per_s. The efficiency depends on the global batch alone once a trial
-has measured the gradient noise scale: it is computed, not learnt, so that a large batch that is
-fast but inefficient is not tried first. `offset` is the remainder of a trial's reward: stability,
+The time model predicts tokens_per_s. The efficiency depends only on the global batch once a trial
+has measured the gradient noise scale. It is computed and not learned from trials, so that a fast
+but inefficient large batch is not tried first. `offset` is the rest of a trial's reward: stability,
 and the constant of the baseline.
 """
 
@@ -27,27 +27,29 @@ from autotune.spec import ConfigTable, Estimate, Objective, Trial
 def predicted_objective(
     problem: Problem, estimate: Estimate, trials: Sequence[Trial] = ()
 ) -> NDArray[np.float64]:
-    """Log of the predicted throughput, efficiency and cost included, up to a constant, shape (N,);
-    `trials`: all trials so far."""
+    """Log of the predicted throughput including efficiency, cost and failures, up to a constant,
+    shape (N,). `trials`: all trials so far."""
     log_tokens = np.log(np.atleast_1d(np.asarray(estimate.tokens_per_s, dtype=np.float64)))
     table = problem.space.table
-    gained = log_efficiency(problem.objective, table.global_batch_size, trials)
+    log_gain = log_efficiency(problem.objective, table.global_batch_size, trials)
     return np.asarray(
-        log_tokens + gained - log_cost(problem.objective, table) + log_kept(problem, table)
+        log_tokens + log_gain - log_cost(problem.objective, table) + log_kept(problem, table)
     )
 
 
 def log_kept(problem: Problem, table: ConfigTable) -> NDArray[np.float64]:
-    """Log of the share of the time that failures leave each config, shape (N,); zero unless the
-    objective counts them."""
+    """Log of the share of time that is not lost to node failures, shape (N,); zero unless the
+    objective includes failures."""
     objective, per_node = problem.objective, problem.space.workload.cluster.gpus_per_node
-    sizes, places = np.unique(table.world_size, return_inverse=True)
-    return np.asarray(np.log([objective.kept_share(int(size), per_node) for size in sizes])[places])
+    sizes, inverse = np.unique(table.world_size, return_inverse=True)
+    return np.asarray(
+        np.log([objective.kept_share(int(size), per_node) for size in sizes])[inverse]
+    )
 
 
 def log_cost(objective: Objective, table: ConfigTable) -> NDArray[np.float64]:
-    """Log of the cost of a second of each config, up to a constant, shape (N,): log of its ranks
-    for the metric `cost`, else 0."""
+    """Log of each config's cost per second up to a constant, shape (N,): the log of its number of
+    ranks for the metric `cost`, else 0."""
     if objective.metric == "cost":
         return np.asarray(np.log(table.world_size))
     return np.zeros(len(table))
@@ -59,8 +61,8 @@ def log_efficiency(
     """Log of the statistical efficiency of these global batches, shape (N,); zero unless the
     objective is goodput.
 
-    It is relative to the batch of the first measured trial (the baseline). The noise scale is that
-    of the first trial that measured one; before that the worst case is assumed.
+    It is relative to the batch of the first measured trial (the baseline). The noise scale is the
+    first measured one; before that, the worst case is assumed.
     """
     if objective.metric != "goodput":
         return np.zeros(len(batches))
@@ -68,9 +70,9 @@ def log_efficiency(
     reference = measured[0].config.global_batch_size if measured else int(np.min(batches))
     known = (study_noise_scale(t.measurement, None) for t in measured if t.measurement is not None)
     phi = next((phi for phi in known if phi is not None), None)
-    sizes, places = np.unique(batches, return_inverse=True)
-    gained = np.array([efficiency(float(size), float(reference), phi) for size in sizes])
-    return np.asarray(np.log(gained)[places])
+    sizes, inverse = np.unique(batches, return_inverse=True)
+    efficiencies = np.array([efficiency(float(size), float(reference), phi) for size in sizes])
+    return np.asarray(np.log(efficiencies)[inverse])
 
 
 def slope(objective: Objective, *, rewarded: bool) -> float:
@@ -79,8 +81,8 @@ def slope(objective: Objective, *, rewarded: bool) -> float:
 
 
 def offset_of(trial: Trial, objective: Objective, trials: Sequence[Trial]) -> float:
-    """The trial's score less the terms of throughput, efficiency (given `trials`) and cost: its
-    stability and the baseline's constant."""
+    """The offset of a trial's score: the score minus the terms of throughput, efficiency (given
+    `trials`) and cost. 0 without a reward."""
     if trial.measurement is None or trial.reward is None:
         return 0.0
     table = ConfigTable.of([trial.config])

@@ -1,15 +1,15 @@
-"""Any Optuna sampler over the same list of candidates: `optuna:tpe`, `optuna:gp`, `optuna:cmaes`,
-`optuna:nsga2`, `optuna:qmc`.
+"""Optuna's samplers as searchers: `optuna:tpe`, `optuna:gp`, `optuna:cmaes`, `optuna:nsga2`,
+`optuna:qmc`.
 
-A knob is an integer for the sampler: the rank of its value among those that occur. The suggested
-point may not exist, so the nearest eligible candidate is proposed (sum over knobs of the distance
-in ranks, relative to the number of ranks), and the sampler is told of that candidate. Nothing is
-proposed twice, nor what a failure rules out. Failed trials are failed trials for Optuna too: its
-samplers ignore them.
+The sampler sees a knob as an integer: the rank of its value among those in the space. The suggested
+point may not be a candidate, so the nearest eligible candidate is proposed (by the sum over knobs
+of the rank distance relative to the number of ranks), and the sampler gets the result of that
+candidate. No candidate is proposed twice, nor one that a failure rules out. Failed trials are
+failed trials for Optuna too, and its samplers ignore them.
 
-For every proposal the Optuna study is rebuilt from the trials told so far, with a generator seeded
-by their number: samplers advance their random state with every suggestion, which would break the
-replay.
+For every proposal, the Optuna study is rebuilt from all trials so far, with a seed that depends on
+their number. A sampler that is kept would advance its random state with every suggestion, which
+would break the replay of a resumed study.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     import optuna
 
 EXTRAS = {"gp": ("optuna", "native")}
-"""extras that a sampler needs, where they are more than `optuna`: Optuna's Gaussian process is
-written in torch"""
+"""required extras of samplers that need more than `optuna`: its Gaussian process uses torch"""
 STATEFUL = ("cmaes", "nsga2", "qmc")
-"""samplers that store state in the trials that they suggest: trials are added by asking for them
-again"""
+"""samplers that store state in the trials they suggest, so that trials must be added with `ask`"""
 
 
 class OptunaSearcher(Searcher):
@@ -55,10 +53,10 @@ class OptunaSearcher(Searcher):
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
         stateful: bool = False,
     ) -> None:
-        """A sampler by name (`variant`), or one that `sampler` makes of a seed. `stateful`: whether
-        that one stores state in the trials that it suggests.
+        """A sampler by name (`variant`), or one that `sampler` creates from a seed. `stateful`:
+        whether it stores state in the trials it suggests.
 
-        Raises `MissingExtraError` when Optuna is not installed.
+        Raises `MissingExtraError` if Optuna is not installed.
         """
         for extra in EXTRAS.get(variant, ("optuna",)):
             require_extra(
@@ -105,8 +103,8 @@ class OptunaSearcher(Searcher):
             self._add(study, space, index, score(trial) if trial.is_measured else None)
         for index in pending:
             self._add(study, space, index, None, running=True)
-        asked = study.ask(space)
-        return np.array([asked.params[name] for name in space], dtype=np.int64)
+        suggestion = study.ask(space)
+        return np.array([suggestion.params[name] for name in space], dtype=np.int64)
 
     def _add(
         self,
@@ -117,7 +115,8 @@ class OptunaSearcher(Searcher):
         *,
         running: bool = False,
     ) -> None:
-        """Adds a candidate with its outcome to the study; no value and not running means failed."""
+        """Add a candidate with its result to the study. Without a value it failed, unless it is
+        `running`."""
         from optuna.trial import TrialState, create_trial
 
         params = dict(zip(space, self._ranks[index].tolist(), strict=True))
@@ -135,13 +134,12 @@ class OptunaSearcher(Searcher):
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """The sampler of that name."""
+    """Create the sampler with that name."""
     from optuna import samplers
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():
-        # GPSampler and others are marked experimental; a user who chose one by name can do nothing
-        # about the warning
+        # GPSampler and others warn that they are experimental, which users cannot act on
         warnings.simplefilter("ignore", ExperimentalWarning)
         if name == "tpe":
             return samplers.TPESampler(seed=seed)
@@ -160,7 +158,7 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
-    """An Optuna study in memory, without the log line that Optuna writes for each."""
+    """Create an Optuna study in memory, without Optuna's log line about it."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()

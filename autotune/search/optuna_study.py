@@ -12,27 +12,27 @@ other threads then see the trial as pending.
 
 This module imports Optuna when it is imported; nothing else in the package imports this module.
 
-The evidence of exported trials as Optuna artifacts: files of a trial, which optuna-dashboard shows
-next to it.
+Exported trials have their evidence as Optuna artifacts, files that optuna-dashboard shows next to
+the trial:
 
     trial.json    the whole trial: config, estimate, every step time and loss, reward, failure
-    failure.log   of a failed trial: kind, message, exception, last log lines
+    failure.log   for a failed trial: kind, message, exception, last log lines
 
-Exported trials have ended, and `optuna.artifacts.upload_artifact` accepts only running trials. So
+Exported trials have ended, but `optuna.artifacts.upload_artifact` accepts only running trials. So
 the files are written first, and the trial is created with their descriptions in its system
 attributes, in the format of `upload_artifact`.
 
-Predicted memory as a constraint of any Optuna sampler, so that it learns to avoid configs that
-would run out of memory.
+`MemoryConstraint` provides predicted memory as a constraint for any Optuna sampler, so that it
+learns to avoid configs that would run out of memory:
 
-    constraint(config) = Q(P(OOM))          zero or less: the config is expected to fit, as a plan says
+    constraint(config) = Q(P(OOM))          zero or less: the config is expected to fit
 
     P(OOM)   predicted probability that the config runs out of memory
     Q        quantile of the standard normal distribution: predicted memory is log-normal, so this is ln(predicted need / usable memory) in standard deviations
 
-It grows steadily with the memory that a config needs, which suits both samplers that model the
-constraint (`GPSampler`) and samplers that compare violations (`TPESampler`, `NSGAIISampler`). It is
-clipped to -5 to 5, where the probability is practically 0 or 1.
+The constraint increases with the memory that a config needs, which suits both samplers that model
+it (`GPSampler`) and samplers that compare violations (`TPESampler`, `NSGAIISampler`). It is clipped
+to -5 to 5, where the probability is practically 0 or 1.
 
     limit = MemoryConstraint(workload)
     limit.set(trial, config)                        in the objective, before the config is run
@@ -91,7 +91,7 @@ STATES = {
     TrialStatus.COMPLETED: TrialState.COMPLETE,
     TrialStatus.STOPPED: TrialState.COMPLETE,
 }
-"""Optuna's state for each of our statuses; all other statuses count as failed"""
+"""Optuna's states by trial status; all other statuses count as failed"""
 
 
 class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed for us
@@ -284,8 +284,10 @@ def export_study(
 def _exported(
     trial: Trial, choices: dict[str, CategoricalDistribution], files: Mapping[str, str]
 ) -> FrozenTrial:
-    """The trial as Optuna's; `files`: system attributes that name its artifacts."""
+    """Convert a trial to Optuna's. `files`: system attributes that describe its artifacts."""
     state = STATES.get(trial.status, TrialState.FAIL)
+    params = {n: getattr(trial.config, n) for n in choices}
+    is_waiting = state is TrialState.WAITING
     attributes = {
         "status": str(trial.status),
         "reason": trial.reason,
@@ -297,20 +299,11 @@ def _exported(
     }
     frozen = create_trial(
         state=state,
-        params={n: getattr(trial.config, n) for n in choices}
-        if state is not TrialState.WAITING
-        else {},
-        distributions=choices if state is not TrialState.WAITING else {},
+        params={} if is_waiting else params,
+        distributions={} if is_waiting else choices,
         value=trial.measured.tokens_per_s if trial.measured else None,
         user_attrs={k: v for k, v in attributes.items() if v not in (None, "")},
-        system_attrs={
-            **files,
-            **(
-                {"fixed_params": {n: getattr(trial.config, n) for n in choices}}
-                if state is TrialState.WAITING
-                else {}
-            ),
-        },
+        system_attrs={**files, **({"fixed_params": params} if is_waiting else {})},
     )
     started, ended = trial.started_at or trial.created_at, trial.ended_at
     if started is not None:
@@ -321,14 +314,14 @@ def _exported(
 
 
 def keep_files(trial: Trial, store: ArtifactStore) -> dict[str, str]:
-    """Writes the trial's files; returns the system attributes that name them."""
+    """Write the trial's files to the store. Returns the system attributes that describe them."""
     attributes: dict[str, str] = {}
     for name, text in _files(trial).items():
         key = str(uuid.uuid4())
         kind = "application/json" if name.endswith(".json") else "text/plain"
         store.write(key, io.BytesIO(text.encode()))
-        described = ArtifactMeta(artifact_id=key, filename=name, mimetype=kind, encoding=None)
-        attributes[ARTIFACTS_ATTR_PREFIX + key] = json.dumps(asdict(described))
+        artifact = ArtifactMeta(artifact_id=key, filename=name, mimetype=kind, encoding=None)
+        attributes[ARTIFACTS_ATTR_PREFIX + key] = json.dumps(asdict(artifact))
     return attributes
 
 
@@ -340,17 +333,16 @@ def _files(trial: Trial) -> dict[str, str]:
 
 
 NAME: Final = "predicted_memory"
-"""name under which Optuna stores the constraint"""
+"""Optuna's name of the constraint"""
 FARTHEST: Final = 5.0
-"""bound on the constraint in both directions, in standard deviations; beyond it the probability is
-practically 0 or 1"""
+"""the constraint is clipped to this absolute value, in standard deviations"""
 
 
 class MemoryConstraint:
     """The predicted memory of a workload's configs compared with the GPU's."""
 
     def __init__(self, workload: Workload, *, calibration: Calibration | None = None) -> None:
-        """`calibration`: constants measured on the cluster (None: those that ship for its GPU and
+        """`calibration`: constants measured on the cluster (None: the bundled ones for its GPU and
         trainer)."""
         self._workload = workload
         self._constants = calibration_for(workload) if calibration is None else calibration

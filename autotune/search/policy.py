@@ -1,10 +1,10 @@
-"""A small policy network: from predictions and outcomes so far to a probability for each candidate.
+"""A small policy network: maps predictions and results so far to a probability for each candidate.
 
     N candidates    F features    H hidden units
     logits(x) = x w + tanh(x W + b) v        x (N, F), w (F,), W (F, H), b (H,), v (H,)
 
-All features are dimensionless, so one policy serves every space, model and cluster. `policy.json`
-holds the weights, trained on simulated clusters by `python -m research.train_policy`.
+All features are dimensionless, so one policy works for all spaces, models and clusters.
+`policy.json` holds the weights, trained on simulated clusters by `python -m research.train_policy`.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ FEATURES = (
 )
 """features of a candidate, in the order of `SearchState.features`"""
 LENGTH = 2.0
-"""length scale, in doublings of a knob, over which outcomes of candidates correlate"""
+"""length scale over which results of candidates correlate, in doublings of a knob"""
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """State of the search: predictions for N candidates, and outcomes of those that were tried."""
+    """Predictions for N candidates, and results of those that were tried."""
 
     predicted: Array
-    """predicted log throughput in the terms of the objective, shape (N,)"""
+    """predicted log objective (`predicted_objective`), shape (N,)"""
     headroom: Array
     """log of (GPU memory / predicted peak), shape (N,)"""
     headroom_sd: float
@@ -63,14 +63,14 @@ class SearchState:
     points: Array
     """coordinates, shape (N, d)"""
     tried: list[int] = field(default_factory=list)
-    """candidates that were measured or failed"""
+    """indices of the candidates that were measured or failed"""
     scores: list[float] = field(default_factory=list)
     """their scores; nan for failures"""
     memory_errors: list[float] = field(default_factory=list)
-    """log of (measured / predicted peak); for trials out of memory the least that explains it; nan
-    where unknown"""
+    """log of (measured / predicted peak); for trials that ran out of memory a lower bound; nan if
+    unknown"""
     out_of_memory: list[bool] = field(default_factory=list)
-    """which of them ran out of memory"""
+    """whether each of them ran out of memory"""
 
     @classmethod
     def of(
@@ -90,8 +90,8 @@ class SearchState:
     def add(
         self, index: int, score: float, *, log_peak_ratio: float | None, out_of_memory: bool
     ) -> None:
-        """Takes in a trial: its score (nan when it failed) and log of (measured peak / GPU memory),
-        where it is known."""
+        """Add the result of a trial. `score`: nan if it failed; `log_peak_ratio`: log of (measured
+        peak / GPU memory), None if unknown."""
         error = np.nan if log_peak_ratio is None else log_peak_ratio + float(self.headroom[index])
         if out_of_memory:
             error = max(float(self.headroom[index]), 0.0) + self.headroom_sd / 2
@@ -102,31 +102,34 @@ class SearchState:
 
     @property
     def best(self) -> int | None:
-        """Position in `tried` of the best measured candidate; None when none was measured."""
+        """Position in `tried` of the best measured candidate; None if none was measured."""
         scores = np.array(self.scores)
         return int(np.nanargmax(scores)) if np.isfinite(scores).any() else None
 
     def features(self) -> Array:
-        """Shape (N, F), in the order of `FEATURES`, each of about unit size."""
-        near = np.exp(-distances(self.points, self.points[self.tried]) / LENGTH)
+        """Features of all candidates in the order of `FEATURES`, scaled to about one, shape (N,
+        F)."""
+        similarity = np.exp(-distances(self.points, self.points[self.tried]) / LENGTH)
         scores, errors = np.array(self.scores), np.array(self.memory_errors)
-        predicted = self.predicted + _expected_error(near, scores - self.predicted[self.tried])
-        headroom = (self.headroom - _expected_error(near, errors)) / self.headroom_sd
+        predicted = self.predicted + _expected_error(
+            similarity, scores - self.predicted[self.tried]
+        )
+        headroom = (self.headroom - _expected_error(similarity, errors)) / self.headroom_sd
         best, count = self.best, len(self.tried)
         fits = np.maximum(log_ndtr(headroom), -5.0)
         reference = scores[best] if best is not None else float(np.max(predicted + fits))
-        seen = near.sum(axis=1)
+        density = similarity.sum(axis=1)
         ran_out = np.array(self.out_of_memory, dtype=np.bool_)
-        lost = np.isnan(scores) & ~ran_out
+        failed = np.isnan(scores) & ~ran_out
         columns = (
             np.clip(predicted - reference, -3.0, 1.0),
             fits,
             np.clip(headroom, -3.0, 3.0) / 3.0,
             np.argsort(np.argsort(-predicted)) / max(len(predicted) - 1, 1),
-            1.0 / (1.0 + seen),
-            near @ ran_out / (1.0 + seen),
-            near @ lost / (1.0 + seen),
-            near[:, best] if best is not None else np.zeros(len(predicted)),
+            1.0 / (1.0 + density),
+            similarity @ ran_out / (1.0 + density),
+            similarity @ failed / (1.0 + density),
+            similarity[:, best] if best is not None else np.zeros(len(predicted)),
             np.full(len(predicted), np.log1p(count) / 3.0),
             np.full(len(predicted), np.isnan(scores).mean() if count else 0.0),
             *self.shares.T,
@@ -136,12 +139,12 @@ class SearchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Weights, by name: w, W, b, v."""
+    """The policy's weights by name: w, W, b, v."""
 
     weights: Mapping[str, Array]
 
     def log_probabilities(self, features: Array, allowed: NDArray[np.bool_]) -> Array:
-        """Log probability of each candidate, shape (N,); -inf where it is not allowed."""
+        """Log probability of each candidate, shape (N,); -inf for those not allowed."""
         w = self.weights
         logits = features @ w["w"] + np.tanh(features @ w["W"] + w["b"]) @ w["v"]
         return np.asarray(log_softmax(np.where(allowed, logits, -np.inf)))
@@ -149,7 +152,7 @@ class Policy:
     def gradient(
         self, features: Array, allowed: NDArray[np.bool_], chosen: int
     ) -> dict[str, Array]:
-        """Gradient of the log probability of the chosen candidate, by name of the weights."""
+        """Gradient of the log probability of the chosen candidate with respect to each weight."""
         w = self.weights
         push = -np.exp(self.log_probabilities(features, allowed))
         push[chosen] += 1.0
@@ -174,7 +177,7 @@ class Policy:
 
     @classmethod
     def initial(cls, hidden: int, rng: np.random.Generator) -> Policy:
-        """An untrained policy, which follows the predictions alone: gain and probability to fit."""
+        """An untrained policy, which uses only the predicted gain and probability to fit."""
         first = np.zeros(len(FEATURES))
         first[FEATURES.index("gain")] = 12.0
         first[FEATURES.index("log_fits")] = 1.0
@@ -189,17 +192,17 @@ class Policy:
 
     @classmethod
     def trained(cls, path: Path = FILE) -> Policy:
-        """The trained policy that ships with the package."""
+        """The bundled trained policy."""
         values = json.loads(path.read_text(encoding="utf-8"))["weights"]
         return cls(weights={name: np.array(value) for name, value in values.items()})
 
 
 def _expected_error(near: Array, errors: Array) -> Array:
-    """Expected error of the prediction at each candidate, shape (N,), from the errors of those
-    tried (nan: unknown).
+    """Expected error of the prediction for each candidate, shape (N,), from the errors of those
+    tried (nan: unknown). `near`: similarity of each candidate to each tried one.
 
-    The mean of the known errors, plus the kernel-weighted mean of their deviations from it, which
-    shrinks to zero far from all of them.
+    It is the mean of the known errors plus the kernel-weighted mean of their deviations from it,
+    which shrinks to zero far from all of them.
     """
     known = np.isfinite(errors)
     if not known.any():

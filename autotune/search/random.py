@@ -1,5 +1,4 @@
-"""Random search: the candidates in a random order. The reference that every other searcher has to
-beat."""
+"""Random search: the candidates in a random order, a reference for other searchers."""
 
 from __future__ import annotations
 

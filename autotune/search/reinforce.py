@@ -1,13 +1,14 @@
-"""Reinforcement learning: a policy chooses the next candidate and is adapted to its outcome
+"""Reinforcement learning: a policy chooses the next candidate and is adapted to its result
 (REINFORCE: Williams 1992).
 
-    state     predictions and outcomes so far, all dimensionless (`policy.SearchState`)
+    state     predictions and results so far, all dimensionless (`policy.SearchState`)
     action    an eligible candidate
-    reward    the trial's score less the best score before it, clipped to [-log 2, log 2]; a failure costs log 2, as a trial at half the speed
+    reward    the trial's score minus the best score before it, clipped to [-log 2, log 2]; a failure costs log 2, like a trial at half the speed
 
-The policy was trained on thousands of simulated clusters: how far to trust predictions, what to do
-after a failure, and when to try elsewhere. In a study it takes the most probable action, so that it
-replays; each outcome moves its weights by one small step.
+The policy was trained on thousands of simulated clusters, where it learned how far to trust
+predictions, what to do after a failure, and when to explore. In a study it takes the most probable
+action, so that a resumed study repeats its choices. Each result changes its weights by one small
+step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from autotune.search.searcher import FREE, Problem, score
 from autotune.spec import FailureKind, Trial
 
 STEP = 0.05
-"""step size of the weights, per trial and unit of reward"""
+"""learning rate: step of the weights per trial and unit of reward"""
 LOWEST, HIGHEST = -math.log(2.0), math.log(2.0)
 """bounds of the reward; a failure gets the lower one"""
 
@@ -40,7 +41,7 @@ class ReinforceSearcher(ModelBasedSearcher):
         self._begin()
 
     def _begin(self) -> None:
-        """The state before any trial."""
+        """Reset policy and state to those before any trial."""
         problem = self.problem
         self._policy = Policy.trained()
         predicted = predicted_objective(problem, self._estimate)
@@ -86,8 +87,8 @@ class ReinforceSearcher(ModelBasedSearcher):
         )
 
     def _adapt(self, index: int, trial: Trial) -> None:
-        """One step of the weights along the gradient of the log probability of the action, times
-        its reward."""
+        """Move the weights along the gradient of the action's log probability, scaled by its
+        reward."""
         best = self._search_state.best
         if best is None:
             return

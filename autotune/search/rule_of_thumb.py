@@ -1,10 +1,10 @@
 """Rule of thumb: the order in which an experienced engineer tries configs, without a model of time.
 
-From the guides of Megatron-LM and the Ultra-Scale Playbook, in order of importance: the least model
-parallelism that fits; tensor parallelism inside an NVLink domain (mostly a node) before pipeline
-parallelism; no recomputation before selective before full; lower ZeRO stages first; then the
-largest micro-batch. The memory estimate decides which configs should fit; those that an
-out-of-memory failure rules out are skipped.
+The rules are from the guides of Megatron-LM and the Ultra-Scale Playbook. The most important come
+first: the least model parallelism that fits; tensor parallelism inside an NVLink domain (usually a
+node) before pipeline parallelism; no recomputation before selective before full; lower ZeRO stages
+first; then the largest micro-batch. The memory estimate decides which configs should fit; those
+that an out-of-memory failure rules out are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autotune.search.searcher import Problem, Searcher
 from autotune.spec import ConfigTable
 
 SAFE = 0.5
-"""a config counts as fitting up to this probability of running out of memory"""
+"""maximum probability of running out of memory for a config to count as fitting"""
 
 
 class RuleOfThumbSearcher(Searcher):
@@ -42,7 +42,8 @@ class RuleOfThumbSearcher(Searcher):
 
 
 def preference(table: ConfigTable, fits: NDArray[np.bool_], domain_gpus: int) -> NDArray[np.intp]:
-    """Row indices, most preferred first, shape (N,)."""
+    """Row indices in order of preference, shape (N,). `fits`: mask of the rows that should fit;
+    `domain_gpus`: GPUs of an NVLink domain."""
     keys = (
         ~fits,
         table.tp > domain_gpus,

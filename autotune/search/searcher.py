@@ -3,13 +3,13 @@ free, pending or done.
 
     ask       chooses a free candidate, which becomes pending
     tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
-    correct   what was learned from trials is replaced, because the machine changed meanwhile
-    score     the number that is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
+    correct   replaces trials, because the machine changed while they were measured
+    score     the number that is maximized: reward.total if the trial has a reward, else log(tokens_per_s)
 
-A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no
-random state that `ask` would advance, so a restarted study tells the same trials again and
-continues with the same next config. Subclasses implement `propose` (which free candidate is next,
-and why) and, if they learn, `learn`.
+A searcher is a deterministic function of (space, seed, options, trials so far). It has no random
+state that `ask` would advance, so a resumed study passes the same trials again and continues with
+the same next config. Subclasses implement `propose` (the next free candidate, and why) and, if they
+learn, `learn`.
 
 Trials of configs outside the space, such as a baseline, may be passed too: searchers with a model
 learn from them.
@@ -41,12 +41,12 @@ from autotune.spec import (
 )
 
 FREE, PENDING, DONE = 0, 1, 2
-"""States of a candidate."""
+"""states of a candidate"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is searched, and what is known about it."""
+    """A search problem: the space, its predictions, the objective and the history."""
 
     space: SearchSpace
     """the N candidates"""
@@ -91,7 +91,7 @@ class Searcher(ABC):
     with the keyword `variant`"""
 
     def __init__(self, problem: Problem) -> None:
-        """Raises `ConfigError` when an enqueued config is not in the space."""
+        """Raises `ConfigError` if an enqueued config is not in the space."""
         self.problem = problem
         self.space = problem.space
         self.state: NDArray[np.int8] = np.full(len(problem.space), FREE, dtype=np.int8)
@@ -121,12 +121,12 @@ class Searcher(ABC):
         nothing."""
         for trial in trials:
             index = self.space.index_of(trial.config)
-            if self._was_told(index, trial):
+            if self._is_known(index, trial):
                 continue
             if not trial.status.is_terminal or trial.status is TrialStatus.CANCELLED:
-                self._move(index, FREE if trial.status.is_terminal else PENDING)
+                self._set_state(index, FREE if trial.status.is_terminal else PENDING)
                 continue
-            self._move(index, DONE)
+            self._set_state(index, DONE)
             if trial.status is TrialStatus.INFEASIBLE or (
                 trial.status is not TrialStatus.FAILED and not _has_time(trial)
             ):
@@ -198,11 +198,11 @@ class Searcher(ABC):
         """Candidates whose trial was proposed or is running, in the order of the space."""
         return np.flatnonzero(self.state == PENDING)
 
-    def _was_told(self, index: int | None, trial: Trial) -> bool:
+    def _is_known(self, index: int | None, trial: Trial) -> bool:
         is_new = index is not None and self.state[index] != DONE
-        return not is_new and any(i == index and told == trial for i, told in self.trials)
+        return not is_new and any(i == index and known == trial for i, known in self.trials)
 
-    def _move(self, index: int | None, state: int) -> None:
+    def _set_state(self, index: int | None, state: int) -> None:
         if index is not None and self.state[index] != DONE:
             self.state[index] = state
 
@@ -212,20 +212,20 @@ class Searcher(ABC):
         )
 
     def _indices_of(self, enqueued: Sequence[ParallelConfig]) -> list[int]:
-        found = [self.space.index_of(config) for config in enqueued]
-        mistakes = [
+        indices = [self.space.index_of(config) for config in enqueued]
+        errors = [
             ConfigError(
                 f"an enqueued config must be in the space, but {config} is not: {self.space.why_not(config)}",
                 remedy="change the enqueued config, or widen the space",
                 field="enqueue",
             )
-            for config, index in zip(enqueued, found, strict=True)
+            for config, index in zip(enqueued, indices, strict=True)
             if index is None
         ]
-        if mistakes:
-            mistakes[0].others = tuple(mistakes[1:])
-            raise mistakes[0]
-        return [index for index in found if index is not None]
+        if errors:
+            errors[0].others = tuple(errors[1:])
+            raise errors[0]
+        return [index for index in indices if index is not None]
 
 
 def score(trial: Trial) -> float:
@@ -236,7 +236,7 @@ def score(trial: Trial) -> float:
 
 
 def permutation(length: int, seed: int) -> Sequence[int]:
-    """A random order of 0..length-1 that depends on the seed alone."""
+    """A random order of 0 to length - 1 that depends only on the seed."""
     return np.random.default_rng(seed).permutation(length).tolist()  # type: ignore[no-any-return]
 
 

@@ -1,9 +1,9 @@
 """Transfer between workloads: the assumed correlation of the cost model's errors on two workloads,
 0 to 1.
 
-The factors are rough. The cost model's constants are fitted for each GPU type and trainer, so its
-errors are mostly shared where both are the same and partly where one is. Whether a history helps at
-all is decided by the data: `surrogate.model_average` weighs models with and without it.
+The factors are rough guesses. The cost model's constants are fitted per GPU type and trainer, so
+its errors are mostly shared if both are the same, and partly if one is. Whether a history helps at
+all depends on the data: `surrogate.model_average` weights models with and without it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from autotune.spec import Workload
 
 
 def transfer_weight(ours: Workload, theirs: Workload) -> float:
-    """Correlation of the cost model's errors on another workload with those on ours: less for each
-    difference, 0 between CPU and GPU."""
+    """Correlation of the cost model's errors on two workloads; smaller for each difference, 0
+    between CPU and GPU."""
     if ours.cluster.gpu.is_cpu != theirs.cluster.gpu.is_cpu:
         return 0.0
     return (
@@ -26,6 +26,6 @@ def transfer_weight(ours: Workload, theirs: Workload) -> float:
 
 
 def residual_transfer_weight(ours: Workload, theirs: Workload) -> float:
-    """The same for the residual, which no factor explains: it transfers between workloads of the
-    same model only."""
+    """Correlation of the residuals, which no factor explains: 0 between workloads of different
+    models."""
     return transfer_weight(ours, theirs) if ours.model == theirs.model else 0.0

@@ -1,21 +1,22 @@
-"""Expected improvement of a normal quantity over the best so far, in logs so that it ranks
-candidates even where it underflows.
+"""Expected improvement of a normal quantity over the best so far, as a logarithm, so that it ranks
+candidates even if it would underflow.
 
     EI = sd h(z)    z = (mean - best) / sd    h(z) = phi(z) + z Phi(z)        (Jones et al. 1998, eq. 15)
 
-log h follows Ament et al. 2023 (arXiv:2310.20708), eq. 9: erfcx where the two terms of h cancel.
+log h follows Ament et al. 2023 (arXiv:2310.20708), eq. 9, with erfcx where the two terms of h
+cancel.
 
-Averaged over several models the quantity is a mixture of normals. Expectation is linear, so its
-expected improvement is the weighted mean:
+The average of several models is a mixture of normals. Expectation is linear, so its expected
+improvement is the weighted mean:
 
     log EI = log sum_m w_m EI_m
 
-The expected improvement by several candidates together is that of their maximum, here as if they
-were independent:
+The expected improvement by several candidates is that of their maximum, assuming that they are
+independent:
 
     E max_i (Y_i - best)+ = integral over t > 0 of 1 - prod_i (1 - p_i Phi((mean_i - best - t) / sd_i))       p_i: probability that i runs
 
-Scores correlate positively, so this is an upper bound (Slepian 1962). It is close, because half of
+Scores correlate positively, so this is an upper bound (Slepian 1962). It is tight, because half of
 the residual's variance is independent.
 """
 
@@ -28,14 +29,13 @@ from scipy.special import erfcx, logsumexp, ndtr
 Array = NDArray[np.float64]
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _POINTS = np.linspace(0.0, 1.0, 129) ** 2
-"""points of the integral, relative to the largest t: denser near zero, where most of the mass
-lies"""
+"""nodes of the integral relative to the largest t, denser near zero, where most of the mass is"""
 _FARTHEST = 5.0
-"""standard deviations above the mean beyond which a candidate's density is neglected"""
+"""upper end of a candidate's density in the integral, in standard deviations above its mean"""
 
 
 def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
-    """log EI, shape (N,); finite wherever z is above -1e150."""
+    """log EI, shape (N,); finite for z above -1e150."""
     z = (mean - best) / sd
     near = np.maximum(z, -1.0)
     plain = np.log(np.exp(-0.5 * near**2 - _LOG_SQRT_2PI) + near * ndtr(near))

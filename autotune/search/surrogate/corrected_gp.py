@@ -1,24 +1,24 @@
-"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, here with one
-factor for each part).
+"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, with one factor
+per part).
 
     g(x) = log sum_k part_k(x) exp(f_k) + e(x) + h(z(x))
 
-    part_k   the cost model's prediction by cause, K of them: seconds or bytes
-    f_k      log of the factor by which the cost model is wrong about cause k: f ~ N(0, S), S = diag(s_k^2) + s_all^2
+    part_k   the cost model's K parts of the prediction: seconds or bytes
+    f_k      log of the factor by which the cost model is wrong about part k: f ~ N(0, S), S = diag(s_k^2) + s_all^2
     e        residual that no factor explains: Gaussian process, covariance a^2 ((1 - o) matern52 + o [same config])
-    o        nugget: share of the residual's variance that is independent in each config
-    h        effect of the study's own knobs z(x), where it has any: Gaussian process, covariance s_own^2 k (`kernel.own_correlations`). The cost model knows
-             nothing of these, so its error e is the same whatever they are, and each of them has an effect of its own, which is learnt apart
+    o        nugget: share of the residual's variance that is independent between configs
+    h        effect of the study's own knobs z(x), if it has any: Gaussian process, covariance s_own^2 k (`kernel.own_correlations`). The cost model
+             does not include these knobs, so e does not depend on them, and their effects are learned separately
 
 Conditioning linearizes the sum about the mode of f (Gauss-Newton): J = dg/df, where dg/df_k is the
 share of part k in the sum. Then g is one Gaussian process with covariance J S J' + cov(e) + cov(h).
-The scales of S, a and s_own are not fixed: `model_average` averages over a small grid of them, so a
-bad cost model is recognized after a few trials and a good one is trusted at once.
+The scales of S, a and s_own are not fixed: `model_average` averages over a small grid of them, so
+that a bad cost model is recognized after a few trials and a good one is trusted at once.
 
-Observations of other workloads (the history) have factors of their own, correlated with ours by
-`transfer_weight`, 0 to 1: the covariance between two workloads is multiplied by the product of both
-weights (one common factor). The residual transfers only between workloads of the same model, whose
-coordinates mean the same; elsewhere it did harm in the replay benchmark.
+Each workload of the history has its own factors, correlated with ours by `transfer_weight`, 0 to 1:
+the covariance between two workloads is multiplied by the product of both weights (one common
+factor). The residual transfers only between workloads of the same model, because only their
+coordinates have the same meaning; for others it made the replay benchmark worse.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from autotune.search.surrogate.observations import Observations
 Array = NDArray[np.float64]
 
 SCALE_SPREAD = 0.7
-"""standard deviation of the log of each scale, before any observation"""
+"""prior standard deviation of the log of each scale"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Configs as inputs of the model."""
+    """Inputs of the model: n configs."""
 
     parts: Array
     """predicted parts, shape (n, K), each >= 0, no row all zero"""
     points: Array
     """coordinates, shape (n, d)"""
     workloads: NDArray[np.intp]
-    """0 for the workload that is searched, else the number of the history's workload, shape (n,)"""
+    """0 for the searched workload, else the number of the history's workload, shape (n,)"""
 
     def take(self, index: Any) -> Rows:
         """The rows selected by `index` (integers, a slice or a mask)."""
@@ -61,7 +61,7 @@ class Rows:
 
     @classmethod
     def joined(cls, rows: list[Rows]) -> Rows:
-        """All rows, one after the other."""
+        """Concatenate rows."""
         return cls(
             parts=np.concatenate([r.parts for r in rows]),
             points=np.concatenate([r.points for r in rows]),
@@ -71,7 +71,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """The prior: standard deviations before any observation, and how much other workloads count."""
+    """The prior: standard deviations, and weights of other workloads."""
 
     factor_sds: Array
     """s_k, shape (K,)"""
@@ -80,28 +80,28 @@ class Prior:
     residual_sd: float
     """a"""
     transfer_weights: Array
-    """correlation of each workload's factors with those of the searched one, by number; 1 for the
-    first, shape (W,)"""
+    """correlation of each workload's factors with those of the searched one, by number, shape (W,);
+    1 for the searched workload, number 0"""
     residual_weights: Array
-    """the same for the residual, shape (W,)"""
+    """correlation of the residuals, likewise, shape (W,)"""
     own_sd: float = 0.0
-    """standard deviation of the effect of one own knob of the study"""
+    """s_own: standard deviation of the effect of one of the study's own knobs"""
     own: int = 0
-    """number of own knobs: the last columns of the points"""
+    """number of own knobs, the last columns of the points"""
 
     def factor_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
         """Multipliers of the factors' covariance between rows of workloads a and b, shape (len(a),
-        len(b)), or (1, 1) without a history."""
+        len(b)); (1, 1) without a history."""
         return _pairwise(self.transfer_weights, a, b)
 
     def residual_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-        """Multipliers of the residual's covariance, of the same shape."""
+        """Multipliers of the residual's covariance, likewise."""
         return _pairwise(self.residual_weights, a, b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Hyperparameters."""
+    """Hyperparameters of the model."""
 
     factors: float = 1.0
     """multiplier of s_k and s_all"""
@@ -110,14 +110,14 @@ class Scales:
     own: float = 1.0
     """multiplier of the effects of own knobs"""
     length: float = 3.0
-    """of the covariance, in doublings of a degree"""
+    """length scale of the covariance, in doublings of a degree"""
     nugget: float = 0.5
-    """o. Held-out errors of configs one step apart differ by as much as the error bar allows (and
-    in the vTrain sweep by no less than those of configs four steps apart). Without a nugget the
-    model attributes one config's error to all its neighbours."""
+    """o. Held-out errors of neighboring configs differ by as much as the error bar allows (and in
+    the vTrain sweep by no less than those of configs four steps apart). Without a nugget, the error
+    of one config would be attributed to all of its neighbors."""
 
     def correlations(self, distances: Array) -> Array:
-        """Correlations of e between configs at these distances, of the same shape."""
+        """Correlations of e between configs at these distances, same shape."""
         return np.asarray(
             (1.0 - self.nugget) * matern52(distances, self.length)
             + self.nugget * (distances == 0.0)
@@ -125,7 +125,7 @@ class Scales:
 
     @property
     def log_prior(self) -> float:
-        """Log prior density, up to a constant: the multipliers are log-normal with median one."""
+        """Log prior density up to a constant. The multipliers are log-normal with median one."""
         logs = np.log([self.factors, self.residual, self.own])
         return float(-0.5 * logs @ logs / SCALE_SPREAD**2)
 
@@ -142,8 +142,8 @@ class CorrectedGP:
         scales: Scales | None = None,
         iterations: int = 15,
     ) -> None:
-        """`scales`: hyperparameters (default: all multipliers one). `iterations`: of Gauss-Newton,
-        at most."""
+        """`scales`: hyperparameters, by default with all multipliers one. `iterations`: maximum
+        number of Gauss-Newton iterations."""
         self._prior = prior
         self._rows = rows
         self._observations = observations
@@ -153,7 +153,7 @@ class CorrectedGP:
             self.fit(iterations)
 
     def conditioned_on(self, rows: Rows, values: Array, noise: float) -> CorrectedGP:
-        """The posterior given these values too, shape (m,), with the same hyperparameters."""
+        """The posterior with these additional values, shape (m,), and the same hyperparameters."""
         observations = self._observations.with_values(values, noise)
         return CorrectedGP(
             self._prior, Rows.joined([self._rows, rows]), observations, scales=self.scales
@@ -165,7 +165,7 @@ class CorrectedGP:
         return np.exp(self._f)
 
     def predict(self, rows: Rows, alike: Alike | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to the
+        """Mean and standard deviation of g, shape (N,) each. `alike`: similarity of `rows` to the
         observations, if already computed."""
         mean, shares = _log_sum(rows.parts, self._f)
         variance = (
@@ -193,8 +193,7 @@ class CorrectedGP:
         return self._observations.take(which).log_predictive(mean[which], variance[which])
 
     def fit(self, iterations: int = 15) -> None:
-        """Moves f and g towards their posterior mode, and the Gaussian approximations of the
-        observations with them.
+        """Iterate f, g and the Gaussian approximations of the observations to the posterior mode.
 
         A second call continues where the first one ended.
         """
@@ -215,7 +214,7 @@ class CorrectedGP:
             mean = center - shares @ self._f
             self._weights = cho_solve((self._lower, True), self._targets - mean, check_finite=False)
             step = covariance @ ((shares * f_transfer).T @ self._weights) - self._f
-            # a longer step leaves the region where the sum is nearly linear in its factors
+            # limited, because the sum is nearly linear in its factors only within a small step
             step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
             shift = mean + prior @ self._weights - g
             self._f = self._f + step
@@ -259,8 +258,7 @@ class CorrectedGP:
         )
 
     def _factor_covariance(self, rows: Rows, shares: Array) -> Array:
-        """Covariance between `rows` and the observations that is due to the factors, shape (N,
-        n)."""
+        """Covariance between `rows` and the observations caused by the factors, shape (N, n)."""
         _, ours = _log_sum(self._rows.parts, self._f)
         transfer = self._prior.factor_transfer(rows.workloads, self._rows.workloads)
         return np.asarray(transfer * (shares @ self._covariance() @ ours.T))

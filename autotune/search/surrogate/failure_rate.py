@@ -1,12 +1,12 @@
-"""Probability that a config fails for another reason than memory: a hang, an error, divergence, or
-a config that the trainer refuses.
+"""Probability that a config fails for a reason other than memory: a hang, an error, divergence, or
+a config that the trainer rejects.
 
-Failures and successes nearby are counted with their correlation as weight, beside a prior rate (a
+Failures and successes are weighted with their correlation, in addition to a prior rate (a
 Beta-Bernoulli model with kernel weights, as in kernel density classification):
 
     p(x) = (w0 p0 + sum_failed k(x, x_i)) / (w0 + sum_all k(x, x_i))
 
-Neglected: the kinds of failure, and any knowledge of which knob caused one.
+Not modeled: the kinds of failure, and which knob caused one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from autotune.search.surrogate.kernel import distances, matern52
 Array = NDArray[np.float64]
 
 RATE = 0.02
-"""p0: failure rate before any trial"""
+"""p0: prior failure rate"""
 WEIGHT = 1.0
-"""w0: number of trials that the prior rate counts as"""
+"""w0: weight of the prior, in trials"""
 LENGTH = 2.0
 """length scale over which failures correlate, in doublings of a knob"""
 
 
 def failure_rate(points: Array, seen: Array, failed: NDArray[np.bool_]) -> Array:
-    """p at `points` (N, d), after trials at `seen` (n, d), of which `failed` (n,) did; shape
-    (N,)."""
+    """p at `points` (N, d), shape (N,). `seen`: coordinates of the trials, (n, d); `failed`: which
+    of them failed, (n,)."""
     if not len(seen):
         return np.full(len(points), RATE)
     near = matern52(distances(points, seen), LENGTH)

@@ -1,14 +1,15 @@
 """Observations of a latent quantity g, approximated by Gaussians so that a Gaussian process can be
 conditioned on them.
 
-A *value* is g plus noise. A *censored* observation says only on which side of a limit t the
-quantity lies: a config that ran out of memory needed more than t, one that ran needed less. Its
+A *value* is g plus noise. A *censored* observation only shows on which side of a limit t the
+quantity is: a config that ran out of memory needed more than t, one that ran needed less. Its
 likelihood Phi(s (g - t) / tau) is log-concave, and the Laplace approximation replaces it by a
 Gaussian at the mode (Rasmussen & Williams 2006, section 3.4.1 and eq. 3.16).
 
-Some values are outliers: a slow node, a neighbour's traffic, a memory leak. So the likelihood of a
-value is a mixture (contaminated normal, Tukey 1960): with a small probability its log has a far
-larger spread, and one absurd step time does not outweigh all others.
+Some values are outliers, for example because of a slow node, other network traffic or a memory
+leak. So the likelihood of a value is a mixture (contaminated normal, Tukey 1960): with a small
+probability its log has a much larger spread, and a single extreme step time does not outweigh all
+others.
 
     y, t   value or limit, shape (n,)        s   0 for a value, +1 above the limit, -1 below it
     noise  standard deviation of the value, or the width tau of the limit
@@ -25,8 +26,8 @@ from scipy.special import expit, log_ndtr
 
 Array = NDArray[np.float64]
 OUTLIER_RATE = 0.03
-"""share of values that are outliers: about as often repeats in the published sweeps differ by more
-than half"""
+"""prior share of outliers: about the share of repeats in published sweeps that differ by more than
+half"""
 OUTLIER_SD = 1.0
 """standard deviation of the log time or memory of an outlier"""
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
@@ -44,15 +45,14 @@ class Observations:
     """standard deviations, shape (n,)"""
 
     def gaussians(self, g: Array, outlier: Array) -> tuple[Array, Array]:
-        """Targets and variances, shape (n,), of the Gaussians that match the likelihood's slope and
+        """Means and variances, shape (n,) each, of the Gaussians with the likelihood's slope and
         curvature at g, shape (n,).
 
-        `outlier`: probability that each value is an outlier, shape (n,); it counts by its expected
-        precision.
+        `outlier`: probability that each value is an outlier, shape (n,). A value's precision is the
+        expected one.
         """
         u = self.sides * (g - self.values) / self.noise
-        # the ratio of normal density to distribution function, without underflow far below the
-        # limit
+        # ratio of normal density to distribution function, in logs against underflow
         ratio = np.exp(-0.5 * u * u - _LOG_SQRT_2PI - log_ndtr(u))
         curvature = np.maximum(ratio * (u + ratio), 1e-8) / self.noise**2
         targets = g + self.sides * ratio / self.noise / curvature
@@ -65,21 +65,20 @@ class Observations:
         )
 
     def outlier_probability(self, mean: Array, variance: Array) -> Array:
-        """Probability that each value is an outlier, given mean and variance of g there under all
-        other observations, shape (n,)."""
+        """Probability that each value is an outlier, shape (n,). `mean`, `variance`: of g at each
+        observation, given all others."""
         clean, other = self._log_densities(mean, variance)
         return np.where(self.sides == 0, expit(other - clean), 0.0)
 
     def log_predictive(self, mean: Array, variance: Array) -> float:
-        """Sum of the log probabilities of the observations, given mean and variance of g at each
-        under all others."""
+        """Sum of the log probabilities of the observations. `mean`, `variance`: of g at each
+        observation, given all others."""
         clean, other = self._log_densities(mean, variance)
-        seen = log_ndtr(self.sides * (mean - self.values) / np.sqrt(variance + self.noise**2))
-        return float(np.where(self.sides == 0, np.logaddexp(clean, other), seen).sum())
+        censored = log_ndtr(self.sides * (mean - self.values) / np.sqrt(variance + self.noise**2))
+        return float(np.where(self.sides == 0, np.logaddexp(clean, other), censored).sum())
 
     def _log_densities(self, mean: Array, variance: Array) -> tuple[Array, Array]:
-        """Log of P(no outlier) p(y | no outlier) and of P(outlier) p(y | outlier), shape (n,)
-        each."""
+        """log P(no outlier) p(y | no outlier) and log P(outlier) p(y | outlier), shape (n,) each."""
 
         def log_density(total: Array) -> Array:
             return np.asarray(
@@ -93,7 +92,7 @@ class Observations:
         )
 
     def with_values(self, values: Array, noise: float) -> Observations:
-        """These observations and `values`, shape (m,), with that noise."""
+        """These observations followed by `values`, shape (m,), with standard deviation `noise`."""
         return Observations(
             values=np.concatenate([self.values, values]),
             sides=np.concatenate([self.sides, np.zeros(len(values))]),

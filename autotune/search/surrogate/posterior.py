@@ -1,11 +1,12 @@
-"""The posterior of every candidate given the trials so far: its score, and whether it runs.
+"""The posterior of every candidate given the trials so far: its score, and the probability that it
+runs.
 
     score = slope * (log tokens - log step time + log efficiency - log cost) + offset      (`autotune.search.objective_model`)
     runs  = P(peak <= limit) * (1 - failure rate)
 
-The models of time and memory learn from the history and from trials outside the space too. The
+The models of time and memory also learn from the history and from trials outside the space. The
 gradient noise scale (for the efficiency), the offset (stability, the baseline's constant) and the
-failure rate are learnt from trials of this workload only.
+failure rate are learned only from trials of this workload.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from autotune.spec import ParallelConfig, Trial, Workload
 Array = NDArray[np.float64]
 
 MAX_HISTORY = 100
-"""trials of earlier studies that are used, those of the greatest transfer weight first"""
+"""maximum number of trials of earlier studies, those with the greatest transfer weight"""
 OFFSET_LENGTH = 3.0
 """length scale over which the offset correlates, in doublings of a knob"""
 
@@ -71,7 +72,7 @@ class Posterior:
         self._fit()
 
     def update(self, trials: Sequence[tuple[int | None, Trial]]) -> None:
-        """Conditions on exactly these trials (and the history)."""
+        """Condition on exactly these trials and the history."""
         self._data = [*self._history, *(self._data_point(index, trial) for index, trial in trials)]
         self._fit()
 
@@ -136,9 +137,9 @@ class Posterior:
         self, candidates: NDArray[np.intp], pending: NDArray[np.intp]
     ) -> tuple[Array, Array, Array]:
         """Log weights of the models, shape (M,), and mean and standard deviation of the candidates'
-        scores in each, shape (M, N) each.
+        scores in each model, shape (M, N) each.
 
-        `pending` candidates count as if they came out at their predicted mean.
+        The results of `pending` candidates are assumed to be their predicted means.
         """
         model = self.time
         if len(pending):
@@ -166,10 +167,8 @@ class Posterior:
         )
 
     def fits(self, workload: Workload, configs: Sequence[ParallelConfig]) -> Array:
-        """Probability that configs of another workload do not run out of memory, shape (n,).
-
-        They count as configs of the workload that is searched: what is known of the causes of its
-        memory is known of theirs."""
+        """Probability that configs of another workload do not run out of memory, shape (n,). The
+        factors learned for the parts of the searched workload's memory are applied to them."""
         predicted, points = training_data.predicted_trainings(self._problem, workload, configs)
         limits = training_data.log_limits(predicted, workload.cluster.gpu.memory_bytes)
         mean, sd = self.memory.predict(
@@ -187,28 +186,28 @@ class Posterior:
 
     @property
     def _failure_data(self) -> tuple[Array, NDArray[np.bool_]]:
-        """Coordinates of this workload's trials that ran or failed for other reasons than memory,
-        and which of them failed."""
+        """Coordinates of this workload's trials that ran or failed for reasons other than memory,
+        and a mask of those that failed."""
         seen = [p for p in self._ours if p.has_time or p.failed_otherwise]
         points = np.concatenate([self._no_points, *(p.point for p in seen)])
         return points, np.array([p.failed_otherwise for p in seen], dtype=np.bool_)
 
     def _offset(self, points: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the offset at `points`, shape (N,) each: a Gaussian
-        process about the mean of the measured ones."""
+        """Mean and standard deviation of the offset at `points`, shape (N,) each: a Gaussian process
+        with the mean of the measured offsets."""
         seen = [p for p in self._ours if p.trial.is_measured and p.trial.reward is not None]
         if not seen:
             return np.zeros(len(points)), np.zeros(len(points))
         values = np.array(
             [offset_of(p.trial, self._problem.objective, self._our_trials) for p in seen]
         )
-        at = np.concatenate([p.point for p in seen])
+        measured_at = np.concatenate([p.point for p in seen])
         center, spread = float(values.mean()), max(float(values.std()), 1e-3)
         factor = cho_factor(
-            spread**2 * matern52(distances(at, at), OFFSET_LENGTH)
-            + 1e-2 * spread**2 * np.eye(len(at))
+            spread**2 * matern52(distances(measured_at, measured_at), OFFSET_LENGTH)
+            + 1e-2 * spread**2 * np.eye(len(measured_at))
         )
-        across = spread**2 * matern52(distances(points, at), OFFSET_LENGTH)
+        across = spread**2 * matern52(distances(points, measured_at), OFFSET_LENGTH)
         variance = spread**2 - np.einsum("ni,in->n", across, cho_solve(factor, across.T))
         return center + across @ cho_solve(factor, values - center), np.sqrt(
             np.maximum(variance, 0.0)
@@ -216,12 +215,13 @@ class Posterior:
 
 
 def _joined(rows: list[Rows], like: Rows) -> Rows:
+    """Concatenate rows; `like` provides the shapes if there are none."""
     return Rows.joined([like.take(slice(0, 0)), *rows])
 
 
 def _nearest_history(problem: Problem) -> tuple[list[DataPoint], list[Workload]]:
-    """The history's trials of the greatest transfer weight, and its workloads; a workload's number
-    is its place in that order, from 1."""
+    """The history's trials with the greatest transfer weight, and its workloads in that order. The
+    number of a workload is its position in that list, from 1."""
     ours = problem.space.workload
     by_name = {repr(workload): workload for workload, _ in problem.history}
     names = sorted(by_name, key=lambda name: -transfer_weight(ours, by_name[name]))

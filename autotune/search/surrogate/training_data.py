@@ -1,8 +1,9 @@
-"""Trials as training data of the surrogate: log step time, log peak memory, and other failures.
+"""Converts trials to training data of the surrogate: log step time, log peak memory, and other
+failures.
 
-Assumptions: a repeat of a trial on another day differs by a few percent, whatever the spread of its
-own steps; a measured peak is what the allocator needs, to a few percent; a lost worker says nothing
-about the config.
+Assumptions: a repeat of a trial on another day differs by a few percent, independently of the
+spread of its steps; a measured peak is what the allocator needs, within a few percent; a lost
+worker is not caused by the config.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ TIME_SDS = {
     "optimizer": 0.3,
     "other": 0.5,
 }
-"""prior standard deviation of the log factor of each cause of time: small where hardware reaches a
-known fraction of its peak (matmuls), large for networks"""
+"""prior standard deviation of the log factor of each part of the step time: small for matmuls,
+whose achieved fraction of the peak is known, large for networks"""
 MEMORY_SDS = {
     "weights": 0.05,
     "gradients": 0.15,
@@ -55,23 +56,23 @@ MEMORY_SDS = {
     "logits": 0.4,
     "framework": 0.5,
 }
-"""the same for each cause of memory: small for weights, which are counted exactly; large for
-activations, which depend on the trainer's kernels"""
+"""prior standard deviation of the log factor of each part of the memory: small for weights, which
+are counted exactly; large for activations, which depend on the trainer's kernels"""
 COMMON_SD = 0.1
-"""standard deviation of the error that all causes share, where the estimate does not state one"""
+"""standard deviation of the error that all parts share, if the estimate does not state one"""
 OWN_MEMORY_ERROR_SD = 0.07
-"""standard deviation of the error of log peak memory that the configs of one program do not share,
-at most: the median over 19 published sources, of which most errors are one factor for all of their
-rows (research/measurements.md)"""
+"""upper limit of the standard deviation of errors of log peak memory that are independent between
+the configs of a program: the median over 19 published sources, most of whose errors are one factor
+for all rows (research/measurements.md)"""
 OWN_TIME_SD, OWN_MEMORY_SD = 0.15, 0.05
-"""standard deviation of the effect of one of the study's own knobs on the log step time and on the
-log peak"""
+"""standard deviation of the effect of one of the study's own knobs on log step time and on log peak
+memory"""
 REPEAT_SD = 0.02
 """relative standard deviation between repeats of a step time or a peak"""
 CERTAIN = 1e-9
 """probabilities are clipped to this distance from 0 and 1"""
 Z90 = 1.645
-"""half-width of the central 90% of a normal, in standard deviations"""
+"""half-width of a normal's central 90% interval, in standard deviations"""
 
 
 def time_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
@@ -92,11 +93,11 @@ def time_prior(
     measured: bool,
     own: int = 0,
 ) -> Prior:
-    """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that
-    all causes share, and for the residual the width of the estimate's interval without the level.
+    """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that all
+    parts share, and the width of the estimate's interval without the level for the residual.
 
-    Before anything of this workload was `measured`, candidates are compared with a prediction,
-    which is at the same level: it does not count."""
+    Until something of this workload is `measured`, candidates are only compared with predictions,
+    which have the same error of the level, so that error is zero here."""
     level_sd = float(np.median(np.asarray(estimate.level_sigma)))
     return Prior(
         factor_sds=np.array(list(TIME_SDS.values())),
@@ -118,9 +119,9 @@ def memory_prior(
     own: int = 0,
 ) -> Prior:
     """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's
-    interval for the rest. Of a trainer whose peaks were fitted that width is each config's own; of
-    any other all configs share what is above `OWN_MEMORY_ERROR_SD`, so that one peak tells most of
-    the others."""
+    interval for the rest. If the trainer's peaks were fitted, that error is independent between
+    configs. Otherwise all configs share the part above `OWN_MEMORY_ERROR_SD`, so that one measured
+    peak determines most of the others."""
     spread = float(np.median(spread_of_memory(estimate)))
     is_fitted = "memory_sigma" in memory_source(workload.cluster.gpu.name, loop_of(workload)).fitted
     residual_sd = spread if is_fitted else min(spread, OWN_MEMORY_ERROR_SD)
@@ -137,22 +138,22 @@ def memory_prior(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPoint:
-    """One trial with its inputs of the models."""
+    """One trial with its inputs for the models."""
 
     trial: Trial
     """measured or failed"""
     workload: int
-    """0 for the workload that is searched, else the number of the history's workload"""
+    """0 for the searched workload, else the number of the history's workload"""
     capacity_bytes: float
     """memory of one GPU"""
     estimate: Estimate
-    """the cost model's for this config, arrays of shape (1,)"""
+    """the cost model's estimate of its config, arrays of shape (1,)"""
     point: Array
     """coordinates, shape (1, d)"""
 
     @property
     def has_time(self) -> bool:
-        """Whether the time model learns from it."""
+        """Whether the time model learns from it: measured."""
         return self.trial.is_measured
 
     @property
@@ -179,7 +180,7 @@ class DataPoint:
 
 
 def time_observations(data: Sequence[DataPoint]) -> Observations:
-    """Log step times of measured trials, each with its own noise."""
+    """Log step times of measured trials, each with the noise of its steps."""
     measurements = [_measurement(point) for point in data]
     return Observations(
         values=np.array([math.log(m.step_time_s) for m in measurements]),
@@ -194,8 +195,8 @@ def time_observations(data: Sequence[DataPoint]) -> Observations:
 
 
 def memory_observations(data: Sequence[DataPoint]) -> Observations:
-    """Log peaks where they were measured; otherwise censored at the limit, above it for trials out
-    of memory, below it for trials that ran."""
+    """Log peaks if measured; otherwise observations censored at the limit: above it for trials that
+    ran out of memory, below it for trials that ran."""
     values, sides = [], []
     for point in data:
         measurement = point.trial.measurement if point.trial.is_measured else None
@@ -215,10 +216,10 @@ def memory_observations(data: Sequence[DataPoint]) -> Observations:
 def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     """Log of the peak above which each config would run out of memory, shape (N,).
 
-    The limit is not the GPU's memory: a part of what the allocator reserves at the peak can be
-    freed (`autotune.cost.memory.peak`), and a part of the memory is not available to the allocator.
-    The estimate includes both in its probability of running out of memory, P = Phi(log(peak /
-    limit) / sigma), which is solved for the limit here.
+    The limit is not the GPU's memory: the allocator can free a part of what it reserves at the peak
+    (`autotune.cost.memory.peak`), and a part of the memory is not available to it. The estimate's
+    probability of running out of memory includes both, P = Phi(log(peak / limit) / sigma), so it is
+    solved for the limit.
     """
     peak = np.log(np.atleast_1d(np.asarray(estimate.peak_memory_bytes, dtype=np.float64)))
     z = ndtri(np.clip(np.atleast_1d(np.asarray(estimate.oom_probability)), CERTAIN, 1.0 - CERTAIN))
@@ -227,8 +228,8 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
 
 
 def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> DataPoint:
-    """The data point of a trial whose config need not be in the space: estimate and coordinates are
-    computed for it alone."""
+    """The data point of a trial, whose config need not be in the space. `number`: of its
+    workload."""
     predicted, point = predicted_trainings(problem, workload, [trial.config])
     return DataPoint(
         trial=trial,
@@ -242,8 +243,8 @@ def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: in
 def predicted_trainings(
     problem: Problem, workload: Workload, configs: Sequence[ParallelConfig]
 ) -> tuple[Estimate, Array]:
-    """The estimates of n configs of a workload, arrays of shape (n,), and their coordinates in the
-    space of the problem, shape (n, d)."""
+    """The estimates of n configs of any workload, arrays of shape (n,), and their coordinates in the
+    problem's space, shape (n, d)."""
     from autotune.cost import estimate
 
     same = workload.cluster.gpu.name == problem.space.workload.cluster.gpu.name
