@@ -1,13 +1,13 @@
-"""Which configs exist: knobs and laws in, every legal config out, as columns.
+"""Enumerates the valid configs of a space, as columns, from its knobs and the rules.
 
-    law.py           Law: a vectorized check with a reason              mesh_laws.py, step_laws.py   the laws
-    constraint.py    LAWS, and which configs obey them                  enumeration.py   the product of the knobs, cut by the laws
-    space.py         SearchSpace: the list that searchers choose from    baseline.py      the config that nobody tuned
-    launchable.py    what a study's trainer can launch     completion.py    a config as people write it, with dp and accumulation derived
-    proxy.py         a training on few GPUs that stands for one on many, and the model of one pipeline stage
+    law.py           Law: a vectorized rule with a reason              mesh_laws.py, step_laws.py, rl_laws.py   the rules
+    constraint.py    LAWS, and which configs satisfy them              enumeration.py   the product of the knobs without invalid configs
+    space.py         SearchSpace: the list that searchers choose from  baseline.py      the default config that a study starts from
+    launchable.py    configs that a study's trainer can launch         completion.py    derives knobs that a written config leaves out
+    proxy.py         a training on few GPUs that represents one on many, and the model of one pipeline stage
 
-The feasible set is enumerated: a searcher scores a list, so no suggestion is ever illegal. Whether
-a config fits into memory is not a law but an estimate (`autotune.cost`).
+All valid configs are enumerated and searchers choose from this list, so no suggestion is ever
+invalid. Whether a config fits in memory is not a rule but an estimate (`autotune.cost`).
 """
 
 from autotune.space.baseline import default_config, distance_from_plain

@@ -1,8 +1,7 @@
-"""The config that nobody tuned: what a study has to beat.
+"""The default baseline of a study: the config of a trainer that is given only the number of GPUs.
 
-It is what a trainer does when it is told only the number of GPUs: data parallel over all ranks,
-micro-batch 1, no ZeRO, no recomputation. The precision is the first that the space lists, and each
-of the study's own knobs has the first value of its list.
+It has data parallelism over all ranks, micro-batch 1, no ZeRO and no recomputation. The precision
+is the first in the space's list, and each of the study's own knobs has its first value.
 """
 
 from __future__ import annotations
@@ -21,29 +20,28 @@ from autotune.spec import ConfigTable, ParallelConfig, Study
 def default_config(space: SearchSpace) -> ParallelConfig:
     """The baseline of a space's workload: data parallel only, micro-batch 1.
 
-    It uses as many ranks as the space allows and the batch sizes can be dealt to; it need not be in
-    the space itself, only legal. Where no such config is legal (no batch size is a multiple of any
-    world size), it is the config in the space that comes nearest: least model parallelism, most
-    ranks, smallest micro-batch.
+    It uses the largest allowed number of ranks that divides a batch size. It must be valid, but need
+    not be in the space. If there is no such config (no batch size is a multiple of a world size), it
+    is the nearest config in the space: least model parallelism, most ranks, smallest micro-batch.
     """
     return _default(space, space.launchable, lambda row: True)
 
 
 def default_of_study(study: Study) -> ParallelConfig:
-    """The same of a study's space, for which its trainer is asked about a few configs, not about
-    all. Raises the errors of `SearchSpace.of_study`."""
+    """The baseline of a study's space. It checks only a few configs for what the trainer can launch,
+    not the whole space. Raises the errors of `SearchSpace.of_study`."""
     valid, launchable = SearchSpace.build(study.workload, study.space), Launchable.of(study)
     can_launch = launchable.asked_by_row(valid.workload, valid.table)
     if not any(map(can_launch, range(len(valid)))):
-        return default_config(SearchSpace.of_study(study))  # which says why there is none
+        return default_config(SearchSpace.of_study(study))  # raises the error with the reason
     return _default(valid, launchable, can_launch)
 
 
 def _default(
     space: SearchSpace, launchable: Launchable | None, can_launch: Callable[[int], bool]
 ) -> ParallelConfig:
-    named = space.spec.knobs.get("precision", ()) if space.spec else ()
-    precision = str(named[0]) if named else space[0].precision
+    listed = space.spec.knobs.get("precision", ()) if space.spec else ()
+    precision = str(listed[0]) if listed else space[0].precision
     extra = {knob.name: knob.default for knob in space.table.own}
     for world_size in reversed(space.world_sizes):
         for batch in space.workload.global_batch_sizes:
@@ -63,8 +61,8 @@ def _default(
 
 
 def distance_from_plain(table: ConfigTable, precision: str) -> NDArray[np.int64]:
-    """How far each config is from data parallelism alone, keys of a lexicographic order, the last
-    one first; shape (6, N)."""
+    """Keys for `np.lexsort`, shape (6, N), that sort configs by their distance from plain data
+    parallelism in this precision."""
     keys = (
         ~table.is_word("precision", precision),
         table.column("recompute"),

@@ -1,8 +1,8 @@
-"""A config as people write it: what they leave out follows from the laws where it can.
+"""Derives the knobs that a written config leaves out.
 
-dp                   cluster's GPUs / (tp * pp * cp)
-accumulation_steps   global_batch_size / (micro_batch_size * dp), of the largest allowed batch that divides
-precision            bf16, or fp16 or fp32 where the GPU has no bf16
+dp                   the cluster's GPUs / (tp * pp * cp)
+accumulation_steps   global_batch_size / (micro_batch_size * dp), with the largest allowed batch that is divisible
+precision            bf16, or fp16 or fp32 if the GPU has no bf16
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autotune.spec.config import knobs_of, unknown_knob
 
 
 def default_precision(workload: Workload) -> str:
-    """What a config computes in when nothing is said: bf16, or the next best that the GPU has."""
+    """The default precision: the first of bf16, fp16 and fp32 that the GPU supports."""
     return next(
         (p for p in ("bf16", "fp16", "fp32") if p in workload.cluster.gpu.peak_flops_per_s), "bf16"
     )
@@ -26,23 +26,24 @@ def default_precision(workload: Workload) -> str:
 def complete(
     workload: Workload, asked: str | Mapping[str, Any], own: Iterable[Knob] = ()
 ) -> ParallelConfig:
-    """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp, accumulation_steps
-    and precision derived when they are not given.
+    """Parse a config from `tp=2,pp=1,...`, `tp2 pp1 ...` or a mapping, and derive dp,
+    accumulation_steps and precision if they are not given.
 
-    `own`: the study's own knobs; those left out take their defaults. What cannot be derived keeps
-    its default: the laws then say what is wrong. Raises `ConfigError` for an unknown knob or value.
+    `own`: the study's own knobs, which default to their first value. A knob that cannot be derived
+    keeps its default, and a later check of the rules names the error. Raises `ConfigError` for an
+    unknown knob or value.
     """
     declared = {knob.name: knob for knob in own}
     given = dict(knobs_of(asked, declared) if isinstance(asked, str) else asked)
-    inside = given.pop("extra", {})
-    if not isinstance(inside, Mapping):
-        raise ConfigError(f"extra must map knobs to values, but is {inside!r}", field="extra")
-    extra = {**inside, **{name: given.pop(name) for name in declared if name in given}}
+    given_extra = given.pop("extra", {})
+    if not isinstance(given_extra, Mapping):
+        raise ConfigError(f"extra must map knobs to values, but is {given_extra!r}", field="extra")
+    extra = {**given_extra, **{name: given.pop(name) for name in declared if name in given}}
     for name, value in extra.items():
         if name not in declared:
             raise unknown_knob(name, {**KNOBS, **declared})
         declared[name].check(value)
-        # as it is declared: 1, where a text says 1.0
+        # normalize to the declared type: 1.0 in a text is 1
         extra[name] = declared[name].decode(declared[name].encode(value))
     given["extra"] = {**{name: knob.default for name, knob in declared.items()}, **extra}
     config = ParallelConfig.from_dict({"precision": default_precision(workload), **given})
@@ -61,15 +62,16 @@ def complete(
 def filled_in(
     asked: str | Mapping[str, Any], config: ParallelConfig, varying: Collection[str]
 ) -> str:
-    """Which of the `varying` knobs `asked` left out that count in `config`, with the values that
-    they got; dp and accumulation_steps follow from the others."""
+    """The `varying` knobs that `asked` does not set, with their values in `config`, as text. Without
+    dp and accumulation_steps, which are derived, and knobs that have no effect in this config."""
     own = {name: Knob.own(name, (value,)) for name, value in config.extra.items()}
     given = dict(knobs_of(asked, own) if isinstance(asked, str) else asked)
-    said = {"dp", "accumulation_steps", *given, *given.get("extra", {})}
-    beside = {name: KNOBS[name].shown_beside if name in KNOBS else "" for name in varying}
-    left = [
-        name
-        for name in varying
-        if name not in said and (not beside[name] or config.value(beside[name]) > 1)
-    ]
-    return ", ".join(f"{name}={({**KNOBS, **own})[name].text(config.value(name))}" for name in left)
+    is_set = {"dp", "accumulation_steps", *given, *given.get("extra", {})}
+    knobs = {**KNOBS, **own}
+
+    def counts(name: str) -> bool:
+        depends_on = KNOBS[name].shown_beside if name in KNOBS else ""
+        return not depends_on or config.value(depends_on) > 1
+
+    filled = [name for name in varying if name not in is_set and counts(name)]
+    return ", ".join(f"{name}={knobs[name].text(config.value(name))}" for name in filled)

@@ -1,25 +1,23 @@
-"""All legal configs of a space as columns, without ever building the illegal ones.
+"""Enumerates all valid configs of a space as columns, without building the invalid ones.
 
-The product of the knobs is grown one knob at a time; each law is checked as soon as the knobs that
-it reads are there, so a degree that breaks a law is cut before anything is multiplied onto it. A
-knob with one value multiplies nothing: it is one number until the end. A cut row counts as all the
-combinations that it would have grown into: the counts in `excluded` add up, with the legal rows, to
-the full product.
+The product of the knobs grows by one knob at a time. Each rule is checked as soon as all knobs that
+it reads are known, so an invalid degree is removed before it is combined with further knobs. A knob
+with a single value stays a single number until the end. A removed row counts as all combinations
+that it would have grown into, so the counts in `excluded` and the valid rows add up to the full
+product.
 
-    choices   the values (codes) of each knob, in rising order; for a derived dp the world sizes, for derived accumulation_steps the batch sizes
+    choices   the values (codes) of each knob in ascending order; for a derived dp the world sizes, for derived accumulation_steps the batch sizes
 
-Memory: growth goes in chunks of `CHUNK` rows, so beyond the legal rows themselves it needs a few
-hundred MB at most.
+The product grows in chunks of `CHUNK` rows, so it needs at most a few hundred MB besides the valid
+rows.
 
-Why configs are excluded, for people: the words for the short names under which excluded
-combinations are counted.
+`exclusion_words` translates the names under which excluded combinations are counted:
 
-    tp_heads            a law: what is wrong with configs that break it
-    megatron_compile    a limit: the trainer, and the knob whose value it cannot express
-    memory              the cost model expects it to run out of memory
+    tp_heads            a rule
+    megatron_compile    a trainer, and the knob whose value it cannot express
+    memory              the cost model expects the config to run out of memory
 
-Names that are sentences already, such as those of studies of older releases, stay as they are. JSON
-documents keep the names.
+Names from older releases may be sentences already and are kept. JSON documents contain the names.
 """
 
 from __future__ import annotations
@@ -44,18 +42,19 @@ from autotune.trainers import trainer_names
 Columns = dict[str, NDArray[Any]]
 
 MAX_VALUES = 4096
-"""Values that one knob may have."""
+"""maximum number of values of a knob"""
 MAX_COMBINATIONS = 50_000_000
-"""Rows that one step of the growth may look at."""
+"""maximum number of rows that adding a knob may check"""
 MAX_ROWS = 5_000_000
-"""Rows that may be left after a step."""
+"""maximum number of rows after adding a knob"""
 MAX_CONFIGS = 2_000_000
-"""Legal configs that a space may have: what estimates and searchers can hold in a few GB."""
+"""maximum number of valid configs of a space; estimates and searchers need a few GB for them"""
 CHUNK = 1 << 18
+"""rows that are combined at once"""
 _FACTORS = ("tp", "pp", "cp", "dp", "micro_batch_size", "accumulation_steps")
-"""Factors of world size and batch: they are columns while the space grows, even with one value."""
+"""factors of world size and batch, which are columns even with a single value"""
 DERIVED = ("dp", "accumulation_steps")
-"""Knobs that follow from world size and batch where a space does not list them."""
+"""knobs that are derived from world size and batch if a space does not list them"""
 
 GROWN_FIRST = (
     "tp",
@@ -75,12 +74,12 @@ GROWN_FIRST = (
     "micro_batch_size",
     "accumulation_steps",
 )
-"""The knobs that laws cut most, in the order in which they are grown; all others follow."""
+"""the knobs that rules restrict most, in the order in which they are added; all others follow"""
 
 
 def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int64]]:
-    """The values of every knob as codes, in rising order. Raises `SpecError` for knobs and values
-    that do not exist."""
+    """The values of every knob as codes in ascending order. Raises `SpecError` for unknown knobs and
+    invalid values."""
     for name in space.knobs:
         if name not in FIELDS:
             raise SpecError(
@@ -96,22 +95,21 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
         "accumulation_steps": workload.global_batch_sizes,
         "precision": (KNOBS["precision"].encode(default_precision(workload)),),
     }
-    return {
-        name: given[name]
-        if name in given
-        else np.array(
-            sorted(derived.get(name, (KNOBS[name].encode(KNOBS[name].default),))), dtype=np.int64
-        )
-        for name in _order(own)
-    }
+
+    def codes(name: str) -> NDArray[np.int64]:
+        if name in given:
+            return given[name]
+        values = derived.get(name, (KNOBS[name].encode(KNOBS[name].default),))
+        return np.array(sorted(values), dtype=np.int64)
+
+    return {name: codes(name) for name in _order(own)}
 
 
 def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
-    """The numbers of ranks that a config in the space may use on this cluster; all its GPUs when
-    the space does not say.
+    """The numbers of ranks that configs may use on this cluster; by default all its GPUs.
 
-    A space may name more ranks than a cluster has, so that one space serves many clusters; but it
-    must leave some.
+    Numbers larger than the cluster are ignored, so that one space works for many clusters. Raises
+    `SpecError` if none remains or one is not a positive integer.
     """
     asked = tuple(sorted(set(space.world_sizes))) or _training_gpus(workload, space)
     for size in asked:
@@ -131,7 +129,8 @@ def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
 
 
 def _training_gpus(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
-    """All GPUs of the cluster, less those that only generate."""
+    """The possible numbers of GPUs that train: all GPUs of the cluster, minus those that only
+    generate."""
     whole = workload.cluster.num_gpus
     if workload.rl is None:
         return (whole,)
@@ -140,14 +139,14 @@ def _training_gpus(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
 
 
 def laws_of(workload: Workload, space: SpaceSpec) -> tuple[Law, ...]:
-    """`LAWS`, with the world sizes of the space."""
+    """The rules for a space: those for the workload, with the world sizes of the space."""
     exact = world_size_law(world_sizes(workload, space))
     return tuple(exact if law.name == exact.name else law for law in laws_for(workload))
 
 
 def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable, dict[str, int]]:
-    """All legal configs, and how many combinations each law cut. Raises `SpecError` when there are
-    too many to list."""
+    """All valid configs, and the number of excluded combinations by name of the rule. Raises
+    `SpecError` if there are too many to list."""
     own = space.own_knobs
     order = _order(own)
     declared = {**KNOBS, **{knob.name: knob for knob in own}}
@@ -157,51 +156,54 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
     constants: Columns = {}
     known: set[str] = set()
     for place, knob in enumerate(order):
-        combinations = _length(rows) * len(choices[knob])
-        if combinations > MAX_COMBINATIONS:
+        if _length(rows) * len(choices[knob]) > MAX_COMBINATIONS:
             raise _too_many(choices)
         later = math.prod(len(choices[name]) for name in order[place + 1 :])
+        limit = MAX_CONFIGS if place == len(order) - 1 else MAX_ROWS
         known.add(knob)
         due = [
             law
             for law in laws
             if knob in law.fields and known.issuperset(declared.keys() & law.fields)
         ]
-        kept: list[Columns] = []
-        count = 0
-        alone = len(choices[knob]) == 1 and knob not in _FACTORS
-        if alone:
+        is_constant = len(choices[knob]) == 1 and knob not in _FACTORS
+        if is_constant:
             constants[knob] = choices[knob].astype(declared[knob].dtype)
-        parts = [(rows, 0, "")] if alone else _grow(rows, declared[knob], choices[knob], space)
-        for grown, illegal, law_name in parts:
-            if illegal:
-                excluded[law_name] += illegal * later
+            chunks = iter([(rows, 0, "")])
+        else:
+            chunks = _grow(rows, declared[knob], choices[knob], space)
+        valid: list[Columns] = []
+        count = 0
+        for grown, underivable, law_name in chunks:
+            if underivable:
+                excluded[law_name] += underivable * later
             columns = grown
             for law in due:
                 holds = law.check(workload, ConfigTable({**columns, **constants}, own))
-                cut = len(holds) - int(np.count_nonzero(holds))
-                if cut:
-                    excluded[law.name] += cut * later
+                removed = len(holds) - int(np.count_nonzero(holds))
+                if removed:
+                    excluded[law.name] += removed * later
                     columns = {name: column[holds] for name, column in columns.items()}
-            kept.append(columns)
+            valid.append(columns)
             count += _length(columns)
-            if count > (MAX_CONFIGS if place == len(order) - 1 else MAX_ROWS):
+            if count > limit:
                 raise _too_many(choices)
-        rows = (
-            kept[0]
-            if len(kept) == 1
-            else {name: np.concatenate([p[name] for p in kept]) for name in kept[0]}
-        )
-    return ConfigTable({**rows, **constants}, own), {
-        name: count for name, count in excluded.items() if count
-    }
+        rows = _concatenated(valid)
+    counts = {name: count for name, count in excluded.items() if count}
+    return ConfigTable({**rows, **constants}, own), counts
+
+
+def _concatenated(parts: Sequence[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def nearest_miss(
     workload: Workload, space: SpaceSpec, *, sample: int = 50_000
 ) -> tuple[ParallelConfig, dict[str, str]]:
-    """The combination that breaks fewest laws, and the reason of each by the law's name. Beyond
-    `sample` combinations a fixed draw of them is looked at."""
+    """The combination that violates the fewest rules, and the reasons by name of the rule. With more
+    than `sample` combinations, only a random sample with a fixed seed is checked."""
     own = space.own_knobs
     order = _order(own)
     choices, laws = choices_of(workload, space), laws_of(workload, space)
@@ -220,16 +222,16 @@ def nearest_miss(
         one_step = columns["micro_batch_size"] * columns["dp"]
         columns["accumulation_steps"] = np.maximum(1, columns["accumulation_steps"] // one_step)
     table = ConfigTable(columns, own)
-    broken = sum((~law.check(workload, table)).astype(np.int64) for law in laws)
-    config = table[int(np.argmin(broken))]
+    violations = sum((~law.check(workload, table)).astype(np.int64) for law in laws)
+    config = table[int(np.argmin(violations))]
     return config, {law.name: reason for law in laws for reason in reasons(workload, config, [law])}
 
 
 def _grow(
     rows: Columns, knob: Knob, values: NDArray[np.int64], space: SpaceSpec
 ) -> Iterator[tuple[Columns, int, str]]:
-    """Chunks of `rows` times `values`, with the number of combinations that no whole number
-    completes, and the law that they break."""
+    """Yield chunks of `rows` times `values`. For a derived knob, each comes with the number of
+    combinations dropped because the knob would not be an integer, and the rule they violate."""
     length = _length(rows)
     chunk = max(1, CHUNK // len(values))
     for start in range(0, max(length, 1), chunk):
@@ -258,16 +260,16 @@ def _is_derived(knob: str, space: SpaceSpec) -> bool:
 def _derive(
     part: Columns, knob: str, totals: NDArray[np.int64], *, by: NDArray[np.int64], law: str
 ) -> tuple[Columns, int, str]:
-    """The knob as `totals / by` where that is whole."""
-    whole = totals % by == 0
-    columns = {name: column[whole] for name, column in part.items()}
-    columns[knob] = totals[whole] // by[whole]
-    return columns, len(whole) - int(np.count_nonzero(whole)), law
+    """Add the knob as `totals / by`, and drop the rows in which that is not an integer."""
+    is_integer = totals % by == 0
+    columns = {name: column[is_integer] for name, column in part.items()}
+    columns[knob] = totals[is_integer] // by[is_integer]
+    return columns, len(is_integer) - int(np.count_nonzero(is_integer)), law
 
 
 def _order(own: Sequence[Knob]) -> tuple[str, ...]:
-    """All knobs in the order in which they are grown; the study's own come last, for no law reads
-    them."""
+    """All knobs in the order in which they are added. The study's own come last, because no rule
+    reads them."""
     return (
         *GROWN_FIRST,
         *(name for name in KNOBS if name not in GROWN_FIRST),
@@ -276,12 +278,13 @@ def _order(own: Sequence[Knob]) -> tuple[str, ...]:
 
 
 def _length(rows: Mapping[str, NDArray[Any]]) -> int:
-    """Rows so far; the empty product has one."""
+    """Number of rows; 1 without columns, for the empty product."""
     return len(next(iter(rows.values()))) if rows else 1
 
 
 def _codes(knob: Knob, values: Sequence[Any]) -> NDArray[np.int64]:
-    """The values of a knob as codes, each once, in rising order."""
+    """The distinct values of a knob as codes in ascending order. Raises `SpecError` for invalid or
+    too many values."""
     where = f"knobs.{knob.name}" if knob.is_own else f"space.{knob.name}"
     if not values:
         raise SpecError(f"the knob {knob.name} must have at least one value", field=where)
@@ -312,14 +315,14 @@ def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
 
 
 MEMORY = "memory"
-"""the name under which configs are counted that are expected to run out of memory"""
+"""the name under which configs expected to run out of memory are counted"""
 _WORDS = {law.name: law.broken for law in (*LAWS, *RL_LAWS)} | {
     MEMORY: "expected to run out of memory"
 }
 
 
 def exclusion_words(name: str) -> str:
-    """What is wrong with the configs that are counted under this name."""
+    """Describe in words why the configs counted under this name are excluded."""
     if name in _WORDS:
         return _WORDS[name]
     trainer = next((known for known in trainer_names() if name.startswith(f"{known}_")), None)
@@ -329,9 +332,9 @@ def exclusion_words(name: str) -> str:
 
 
 def in_words(counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts by what is wrong, the most frequent first."""
-    found: dict[str, int] = {}
+    """The counts by description, the largest first."""
+    by_words: dict[str, int] = {}
     for name, count in counts.items():
         words = exclusion_words(name)
-        found[words] = found.get(words, 0) + count
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        by_words[words] = by_words.get(words, 0) + count
+    return dict(sorted(by_words.items(), key=lambda item: -item[1]))

@@ -1,4 +1,4 @@
-"""A law of the space, and the arithmetic that laws share."""
+"""`Law`, a rule that valid configs satisfy, and arithmetic that the rules share."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """One rule that a config obeys or breaks."""
+    """One rule that valid configs satisfy."""
 
     name: str
-    """short and stable: rejected combinations are counted under it"""
+    """short, stable name, under which excluded combinations are counted"""
     broken: str
-    """what is wrong with a config that breaks it, in a few words without values: people read it
-    beside the count"""
+    """a short description of the violation without values, shown next to the count"""
     fields: tuple[str, ...]
     """the knobs that it reads; it can be checked as soon as they are known"""
     check: Callable[[Workload, ConfigTable], Mask]
-    """where it holds, shape (N,)"""
+    """returns the mask of the rows that satisfy it, shape (N,)"""
     reason: Callable[[Workload, ParallelConfig], str]
-    """why it is broken: law, values, remedy"""
+    """returns why a config violates it: rule, values, remedy"""
 
 
 def product(table: ConfigTable, *names: str) -> NDArray[np.float64]:
-    """The product of columns; as floats, which are exact as far as any cluster goes and cannot wrap
-    around."""
+    """The product of columns, shape (N,). Floats are exact for any real cluster and cannot
+    overflow."""
     product = np.ones(len(table), dtype=np.float64)
     for name in names:
         product *= table.column(name)
@@ -40,7 +39,7 @@ def product(table: ConfigTable, *names: str) -> NDArray[np.float64]:
 
 
 def divides(number: int, by: NDArray[np.int64]) -> Mask:
-    """Where the number is a multiple of `by`."""
+    """Mask of the rows in which `by` divides the number, shape (N,)."""
     mask: Mask = number % by == 0
     return mask
 
@@ -51,6 +50,6 @@ def divisors(number: int, *, at_most: int) -> list[int]:
 
 
 def listed(values: Sequence[int]) -> str:
-    """ "1, 2 or 4"."""
-    words = [str(v) for v in values]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    """Format numbers as "1, 2 or 4"."""
+    texts = [str(v) for v in values]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"

@@ -1,5 +1,5 @@
-"""Laws of the mesh: how many ranks there are, and what tensor, context, data and expert parallelism
-can be cut into.
+"""Rules on the mesh: the number of ranks, and the degrees of tensor, context, data and expert
+parallelism.
 
 Sources: Megatron-LM argument checks (heads, kv heads, ffn, context parallelism), DeepSpeed (no ZeRO
 2 or 3 under a pipeline; torchtitan has ZeRO 2 there), DeepSpeed-Ulysses (arXiv 2309.14509: whole
@@ -19,16 +19,17 @@ from autotune.spec import ConfigTable, ParallelConfig, Workload
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 SHARDED_PIPELINES = frozenset({"torchtitan"})
-"""trainers whose pipelines shard gradients and optimizer states beside whole 16-bit weights (ZeRO
-2), and reduce once in a step. torchtitan keeps weights gathered in a pipeline by default
-(`get_fsdp_reshard_after_forward_policy`), and torch's pipeline schedules let FSDP reduce gradients
-after the last micro-batch alone (`backward_maybe_with_nosync` of `torch.distributed.pipelining`).
-Elsewhere every micro-batch would reduce them again, which DeepSpeed and Megatron-LM refuse"""
+"""trainers whose pipelines support ZeRO 2: they shard gradients and optimizer states, keep 16-bit
+weights gathered, and reduce once per step. torchtitan keeps weights gathered in a pipeline by
+default (`get_fsdp_reshard_after_forward_policy`), and torch's pipeline schedules let FSDP reduce
+gradients only after the last micro-batch (`backward_maybe_with_nosync` of
+`torch.distributed.pipelining`). Others would reduce in every micro-batch, which DeepSpeed and
+Megatron-LM reject"""
 _WRONG_WORLD_SIZE = "tp * pp * dp * cp is not an allowed number of ranks"
 
 
 def world_size_law(sizes: Sequence[int]) -> Law:
-    """The law of a space: a config uses exactly one of these numbers of ranks."""
+    """The rule of a space: a config uses one of these numbers of ranks."""
     allowed = np.array(sorted(sizes), dtype=np.float64)
     return Law(
         name="world_size",
@@ -43,13 +44,10 @@ def world_size_law(sizes: Sequence[int]) -> Law:
 
 
 def _kv_heads(workload: Workload) -> int:
-    """Heads of keys and values that attention sees: latent attention expands its latent to one per
-    head of queries."""
-    return (
-        workload.model.num_attention_heads
-        if workload.model.kv_lora_rank
-        else workload.model.num_kv_heads
-    )
+    """Number of key and value heads in attention. Latent attention expands its latent to one per
+    query head."""
+    model = workload.model
+    return model.num_attention_heads if model.kv_lora_rank else model.num_kv_heads
 
 
 def _degrees(c: ParallelConfig) -> str:
@@ -83,21 +81,18 @@ def _tp_must_divide(name: str, size: Callable[[Workload], int], what: str) -> La
 
 
 def _mlp_width(workload: Workload) -> int:
-    """Inner width of the MLP; 0, which everything divides, where it was guessed."""
+    """Inner width of the MLP. If it was only guessed, 0, which every degree divides."""
     model = workload.model
-    return (
-        0
-        if model.code is not None and "ffn_hidden_size" in model.code.guessed
-        else model.ffn_hidden_size
-    )
+    is_guessed = model.code is not None and "ffn_hidden_size" in model.code.guessed
+    return 0 if is_guessed else model.ffn_hidden_size
 
 
 def _tp_within_node(workload: Workload, table: ConfigTable) -> Mask:
-    """Ranks are numbered with tp fastest: a group stays in its domain when it divides the domain,
-    or when one domain holds all ranks.
+    """Whether each tensor-parallel group stays in one domain, shape (N,). Consecutive ranks form a
+    group, so it does if tp divides the domain, or if one domain holds all ranks.
 
-    The domain is the node, or the nodes that one NVLink switch joins; the job takes equally many
-    nodes of each (`ClusterSpec.domain_ranks`).
+    A domain is a node, or the nodes of one NVLink switch. The job uses the same number of nodes in
+    each domain (`ClusterSpec.domain_ranks`).
     """
     world = product(table, "tp", "pp", "dp", "cp")
     domain = workload.cluster.domain_ranks(world)
@@ -105,7 +100,7 @@ def _tp_within_node(workload: Workload, table: ConfigTable) -> Mask:
 
 
 def _expert_ranks(workload: Workload, tp: Any, dp: Any, cp: Any) -> Any:
-    """Ranks of one stage of the pipeline that can hold different experts."""
+    """Number of ranks of a pipeline stage that can hold different experts."""
     return tp * dp * cp if keeps_experts_whole(workload) else dp * cp
 
 
@@ -114,12 +109,12 @@ def _named_expert_ranks(workload: Workload) -> str:
 
 
 def _domain_size(workload: Workload, config: ParallelConfig) -> int:
-    """GPUs of the fast link that a job of this size has in each domain."""
+    """Number of GPUs that a job of this size uses in each domain."""
     return int(workload.cluster.domain_ranks(np.array(float(config.world_size))))
 
 
 def _domain(workload: Workload, config: ParallelConfig) -> str:
-    """What the group must stay in, with the figures."""
+    """The domain that a tensor-parallel group must stay in, with its size, as text."""
     cluster, tp = workload.cluster, f"tp={config.tp}"
     if cluster.nodes_per_domain == 1:
         return f"node, but {tp} and gpus_per_node={cluster.gpus_per_node}"
@@ -269,4 +264,4 @@ MESH_LAWS: tuple[Law, ...] = (
         ),
     ),
 )
-"""Laws of the degrees, in the order in which they are checked."""
+"""rules on the degrees, in the order in which they are checked"""

@@ -1,32 +1,29 @@
-"""Proxies: a training on the few GPUs at hand that stands for a training on the many that are
-meant.
+"""Proxies: a training on the few GPUs you have that represents a training on many more.
 
-    target    workload and config that are meant            held    the cluster at hand, of the same GPUs
-    proxy     workload and config on what is held; an ordinary training of a workload of its own
+    target    workload and config to be represented         held    the cluster you have, with the same GPU type
+    proxy     an ordinary training with its own workload and config on that cluster
 
-A proxy keeps what decides how fast one rank works, and gives up what needs many ranks:
+A proxy keeps everything that determines the speed of one rank, and reduces what needs many ranks:
 
-    kept        tensor, context and expert degrees, micro-batch, accumulation, sequence length, precision, recomputation, and every other knob
-    pipeline    one stage, with the layers of the fullest one (`stage_model`); where several nodes are held and have ranks for all stages, all of them
-    dp          as many ranks as are held, at most the target's
+    kept        tensor, context and expert degrees, micro-batch, accumulation, sequence length, precision, recomputation, and all other knobs
+    pipeline    one stage, with the layers of the largest one (`stage_model`); all stages, if `held` has several nodes with enough ranks
+    dp          as many ranks as fit, at most the target's
     batch       global batch = micro_batch_size * accumulation_steps * dp
-    sharding    ZeRO over the ranks that there are, none where there is one; shards of the target's size wherever one copy of them fits (HSDP)
+    sharding    ZeRO over the ranks of the proxy, none for a single rank; shards of the target's size if a whole copy fits (HSDP)
 
-What it cannot tell:
+It differs from the target in:
 
-    constants       those that the target's step depends on and the proxy's does not: `Proxy.blind`
-    pipeline        its bubble and its micro-batches in flight; a single stage also holds embedding and loss together, which first and last stage share
+    constants       the target's step may depend on constants that the proxy's does not: `Proxy.blind`
+    pipeline        no bubble and fewer micro-batches in flight; a single stage has both embedding and loss, which are on different stages of the target
     memory          fewer ranks shard a copy, so each holds more of it
 
-So neither time nor memory of a proxy is the target's. The cost model predicts both trainings, and
-what a proxy teaches about its constants carries over.
+So neither time nor memory of a proxy equals the target's. The cost model predicts both trainings,
+and constants that are fitted to a proxy apply to the target.
 
-The model of one pipeline stage: the same shape with the layers of one stage alone, between an
-embedding and a loss of its own.
-
-The stage is the fullest one: that with most weights in its layers, which
-`autotune.trainers.base.layer_split` deals to the stages. Layers without experts are a model's first
-ones, and layers of multi-token prediction are on the last stage.
+The model of one pipeline stage has the target's shape with only the layers of that stage, an
+embedding and a loss. The stage is the one whose layers have the most weights, as distributed by
+`autotune.trainers.base.layer_split`. Layers without experts are the first ones of a model, and
+layers of multi-token prediction are on the last stage.
 """
 
 from __future__ import annotations
@@ -53,37 +50,37 @@ ONE_STAGE: Mapping[str, Any] = {
     "virtual_stages": 1,
     "pp_split": "layers",
 }
-"""knobs of a config without a pipeline"""
+"""knobs that remove the pipeline from a config"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A training that stands for another one."""
+    """A training that represents a larger one."""
 
     workload: Workload
-    """the model, or a stage of it, on the cluster at hand, with the global batch of `config`"""
+    """the model, or a stage of it, on the cluster you have, with the global batch of `config`"""
     config: ParallelConfig
-    """what is run"""
+    """the config to run"""
     blind: tuple[str, ...]
-    """names of the constants of the cost model that the target's step time depends on and the
-    proxy's does not: they stay as uncertain as they were"""
+    """names of the cost model's constants that affect the target's step time but not the proxy's, so
+    that the proxy does not reduce their uncertainty"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyLaw:
-    """What must hold for a config to have a proxy on the cluster at hand."""
+    """A rule that a config must satisfy to have a proxy on the cluster you have. The functions take
+    the target's workload, the target's config and the cluster you have."""
 
     name: str
-    """short and stable"""
+    """short, stable name"""
     holds: Callable[[Workload, ParallelConfig, ClusterSpec], bool]
-    """of target workload, target config and cluster at hand"""
     reason: Callable[[Workload, ParallelConfig, ClusterSpec], str]
-    """law and values"""
+    """returns the rule and the values that violate it"""
     remedy: Callable[[Workload, ParallelConfig, ClusterSpec], str]
     field: str
-    """the knob or key of the spec that stands against it"""
+    """the knob or key of the spec that violates it"""
 
 
 PROXY_LAWS: tuple[ProxyLaw, ...] = (
@@ -115,16 +112,15 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         field="cluster",
     ),
 )  # fmt: skip
-"""All of them, the most general first."""
+"""all rules for proxies, the most general first"""
 
 
 def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Proxy:
-    """The training on the cluster `held` that stands for `config` of `target`.
+    """The training on the cluster `held` that represents `config` of `target`.
 
-    On several nodes that have tp * cp * pp ranks it keeps all stages and the whole model: that also
-    tells what a pipeline over nodes costs, which no single stage does. Raises `ConfigError` with
-    law, values and remedy where there is no proxy, or where the config is not legal on the target;
-    `SpecError` where the model cannot be cut.
+    If `held` has several nodes and at least tp * cp * pp ranks, the proxy keeps all stages, and so
+    includes the cost of a pipeline across nodes. Raises `ConfigError` if there is no proxy, or the
+    config is not valid on the target; `SpecError` if the model cannot be reduced to a stage.
     """
     broken = why_not(target, config)
     if broken:
@@ -140,11 +136,11 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
             )
     model = target.model
     if config.pp > 1:
-        found = _legal(target, config, model, config, held) if held.num_nodes > 1 else ""
+        found = _largest_valid(target, config, model, config, held) if held.num_nodes > 1 else ""
         if isinstance(found, Proxy):
             return found
         model = stage_model(model, fullest_stage(model, config, training_loop(target)))
-    found = _legal(target, config, model, replace(config, **ONE_STAGE), held)
+    found = _largest_valid(target, config, model, replace(config, **ONE_STAGE), held)
     if isinstance(found, Proxy):
         return found
     raise ConfigError(
@@ -155,40 +151,39 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     )
 
 
-def _legal(
+def _largest_valid(
     target: Workload,
     config: ParallelConfig,
     model: ModelSpec,
     kept: ParallelConfig,
     held: ClusterSpec,
 ) -> Proxy | str:
-    """The proxy of `config` with the other degrees of `kept` and as many data-parallel ranks as may
-    be; why there is none, empty where the ranks do not suffice."""
+    """The valid proxy of `config` with the most data-parallel ranks and the other knobs of `kept`. If
+    there is none, the reason, which is empty if there are too few ranks."""
     reason = ""
     for dp in _data_ranks(kept, held):
-        asked = _with_data_ranks(kept, dp)
+        reduced = _with_data_ranks(kept, dp)
         workload = replace(
-            target, model=model, cluster=held, global_batch_size=asked.global_batch_size
+            target, model=model, cluster=held, global_batch_size=reduced.global_batch_size
         )
-        broken = why_not(workload, asked)
+        broken = why_not(workload, reduced)
         if not broken:
             return Proxy(
-                workload=workload, config=asked, blind=_blind(target, config, workload, asked)
+                workload=workload, config=reduced, blind=_blind(target, config, workload, reduced)
             )
         reason = reason or broken
     return reason
 
 
 def _least_ranks(target: Workload, config: ParallelConfig) -> int:
-    """Ranks that tensor, context and expert degrees need together; experts are spread over ranks
-    that the data-parallel degree adds."""
-    lends = config.tp * config.cp if keeps_experts_whole(target) else config.cp
-    return config.tp * config.cp * (math.lcm(config.ep, lends) // lends)
+    """Minimum number of ranks for the tensor, context and expert degrees. If the experts need more
+    ranks than tp and cp provide, data parallelism adds them."""
+    expert_ranks = config.tp * config.cp if keeps_experts_whole(target) else config.cp
+    return config.tp * config.cp * (math.lcm(config.ep, expert_ranks) // expert_ranks)
 
 
 def _data_ranks(config: ParallelConfig, held: ClusterSpec) -> Iterator[int]:
-    """Data-parallel degrees that fit on what is held, the largest first: on one node or on whole
-    nodes."""
+    """Data-parallel degrees that fit on one node or on whole nodes of `held`, the largest first."""
     inner = config.tp * config.cp * config.pp
     for dp in range(min(config.dp, held.num_gpus // inner), 0, -1):
         if inner * dp <= held.gpus_per_node or inner * dp % held.gpus_per_node == 0:
@@ -196,29 +191,27 @@ def _data_ranks(config: ParallelConfig, held: ClusterSpec) -> Iterator[int]:
 
 
 def _with_data_ranks(config: ParallelConfig, dp: int) -> ParallelConfig:
-    """The config with so many data-parallel ranks: shards as large as they were where a copy of
-    them fits, no ZeRO where nothing can be sharded."""
-    of_copy = config.dp // config.dp_replicas
-    copies = dp // of_copy if dp % of_copy == 0 else 1
-    alone = dp * config.cp == 1
-    copied = config.zero_stage > 0 and dp * config.cp > copies
-    return replace(
-        config, dp=dp, dp_replicas=copies if copied else 1, zero_stage=0 if alone else config.zero_stage
-    )  # fmt: skip
+    """The config with another number of data-parallel ranks: with shards of the same size if a whole
+    copy fits, and without ZeRO for a single rank."""
+    ranks_per_copy = config.dp // config.dp_replicas
+    copies = dp // ranks_per_copy if dp % ranks_per_copy == 0 else 1
+    has_copies = config.zero_stage > 0 and dp * config.cp > copies
+    zero_stage = 0 if dp * config.cp == 1 else config.zero_stage
+    return replace(config, dp=dp, dp_replicas=copies if has_copies else 1, zero_stage=zero_stage)
 
 
 def _blind(
     target: Workload, config: ParallelConfig, ours: Workload, proxy: ParallelConfig
 ) -> tuple[str, ...]:
-    told = _read(ours, proxy)
-    return tuple(name for name in _read(target, config) if name not in told)
+    known = _constants_used(ours, proxy)
+    return tuple(name for name in _constants_used(target, config) if name not in known)
 
 
-def _read(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
-    """Constants of communication that the step time of a config depends on; those of compute and
-    host are read by every step.
+def _constants_used(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
+    """The communication constants that a config's step time depends on. Those of compute and host
+    are left out, because every step depends on them.
 
-    A group of n ranks, of which g share a domain, reads the constants of the fast link if g > 1 and
+    A group of n ranks with g ranks per domain uses the constants of the fast link if g > 1, and
     those of the network if g < n.
     """
     domain = float(workload.cluster.domain_ranks(np.array(float(config.world_size))))
@@ -234,13 +227,14 @@ def _read(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
     }
     domains = {name: _domains(size, stride, domain) for name, (size, stride) in rings.items()}
     within = {name: _within(size, stride, domain) for name, (size, stride) in rings.items()}
-    experts = _domains(config.ep, expert_tp, domain)
-    stages = _within(config.pp, config.tp * config.cp * config.dp, domain)
-    sends_inside, sends_outside = config.pp > 1 and stages > 1, config.pp > 1 and stages < config.pp
-    reads = {
+    expert_domains = _domains(config.ep, expert_tp, domain)
+    stages_within = _within(config.pp, config.tp * config.cp * config.dp, domain)
+    sends_inside = config.pp > 1 and stages_within > 1
+    sends_outside = config.pp > 1 and stages_within < config.pp
+    uses = {
         "intra_efficiency": sends_inside or any(size > 1 for size, _ in rings.values()),
         "latency_factor": config.ep > 1 or any(ranks > 1 for ranks in within.values()),
-        "inter_efficiency": sends_outside or experts > 1 or any(count > 1 for count in domains.values()),
+        "inter_efficiency": sends_outside or expert_domains > 1 or any(count > 1 for count in domains.values()),
         "rails": any(count > 1 and within[name] > 1 for name, count in domains.items()),
         "inter_decay": any(count > 2 for count in domains.values()),
         "hop_s": any(count > 1 for count in domains.values()),
@@ -252,51 +246,48 @@ def _read(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
         "pipelined_tensor_host_s": config.tp > 1 and sends_outside,
         "straggler": config.world_size > workload.cluster.gpus_per_node,
     }  # fmt: skip
-    return tuple(name for name, is_read in reads.items() if is_read)
+    return tuple(name for name, is_used in uses.items() if is_used)
 
 
 def _within(size: int, stride: int, domain: float) -> int:
-    """Members of a group that share a domain; members lie `stride` ranks apart."""
+    """Number of members of a group in the same domain. Members are `stride` ranks apart."""
     return int(min(max(domain // stride, 1), size))
 
 
 def _domains(size: int, stride: int, domain: float) -> int:
-    """Domains that a group spans."""
+    """Number of domains that a group spans."""
     return math.ceil(size / _within(size, stride, domain))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """Layers of one rank of a pipeline, those of all its virtual stages together."""
+    """Numbers of layers on a rank of a pipeline, including all its virtual stages."""
 
     layers: int
-    """decoder layers, those of multi-token prediction left out"""
+    """decoder layers without those of multi-token prediction"""
     dense: int
-    """those of them that have no experts in a model with experts"""
+    """decoder layers without experts, in a model with experts"""
     mtp: int
     """layers of multi-token prediction"""
 
 
 def fullest_stage(model: ModelSpec, config: ParallelConfig, trainer: str) -> StageLayers:
-    """The layers of the stage with most weights; of equal ones the first."""
+    """The layers of the stage with the most weights; among equal ones, the first."""
     split = "edges" if config.pp_split == "edges" else layer_split(trainer)
     stages, first = [], 0
     counts = [int(count) for count in cut_layers(model, config.pp, split)]
     for rank, count in enumerate(counts):
         dense = min(max(model.num_dense_layers - first, 0), count)
-        stages.append(
-            StageLayers(
-                layers=count, dense=dense, mtp=model.mtp_layers if rank == len(counts) - 1 else 0
-            )
-        )
+        mtp = model.mtp_layers if rank == len(counts) - 1 else 0
+        stages.append(StageLayers(layers=count, dense=dense, mtp=mtp))
         first += count
     return max(stages, key=lambda stage: _weights(model, stage))
 
 
 def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
-    """A model with the layers of that stage. Raises `SpecError` where its builder or its
-    config.json cannot be given another number of layers."""
+    """The model with only the layers of that stage. Raises `SpecError` if its builder or config.json
+    does not allow another number of layers."""
     if (stage.layers, stage.mtp) == (model.num_layers, model.mtp_layers):
         return model
     if model.code is not None:
@@ -330,18 +321,19 @@ def _weights(model: ModelSpec, stage: StageLayers) -> int:
 
 
 def _cut_source(cut: ModelSpec) -> str:
-    """The config.json of a model with fewer layers, as JSON text. Lists with one entry for each
-    layer lose those of the layers that are gone."""
+    """The config.json of a model with fewer layers, as JSON text. Lists with one entry per layer are
+    shortened too."""
     document: dict[str, Any] = json.loads(cut.source)
-    whole = fields_of(document)["num_layers"]
+    num_layers = fields_of(document)["num_layers"]
+    kept = (
+        slice(cut.num_layers) if cut.num_dense_layers else slice(num_layers - cut.num_layers, None)
+    )
     for key, value in document.items():
         if "layer" not in key:
             continue
-        if isinstance(value, list) and len(value) == whole:
-            document[key] = (
-                value[: cut.num_layers] if cut.num_dense_layers else value[whole - cut.num_layers :]
-            )
-        elif value == whole:
+        if isinstance(value, list) and len(value) == num_layers:
+            document[key] = value[kept]
+        elif value == num_layers:
             document[key] = cut.num_layers
     for key in ("first_k_dense_replace", "moe_layer_start_index"):
         if key in document:

@@ -1,9 +1,9 @@
-"""Laws of post-training: what the engine that generates needs, and what a step's sequences allow.
-They hold for workloads with `rl` alone.
+"""Rules on post-training, for workloads with `rl`: the generation engine, and micro-batches packed
+by tokens.
 
-Sources: verl `rearrange_micro_batches` (a micro-batch must hold the longest sequence, times the
-ranks that share it), vLLM (`num_attention_heads` must be divisible by the tensor-parallel size;
-weights must fit into `gpu_memory_utilization`), and that GPUs which generate train nothing.
+Sources: verl `rearrange_micro_batches` (the ranks that share a micro-batch must hold the longest
+sequence), vLLM (`num_attention_heads` must be divisible by the tensor-parallel size; weights must
+fit in `gpu_memory_utilization`). GPUs that only generate do not train.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from autotune.spec import ConfigTable, ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 
 ENGINE_BYTES = 2.0
-"""bytes per weight of an engine"""
+"""bytes per weight in the generation engine"""
 
 
 def asked_of(workload: Workload) -> PostTraining:
-    """The workload's post-training, which it must have."""
+    """The workload's post-training settings; it must have them."""
     assert workload.rl is not None
     return workload.rl
 
 
 def knob_values(workload: Workload, table: ConfigTable, name: str) -> NDArray[Any]:
-    """The values of a knob of post-training, shape (N,)."""
+    """The values of a post-training knob, shape (N,); the workload's setting if the space does not
+    have the knob."""
     if name not in table.knobs:
         return np.full(len(table), asked_of(workload).today(name))
     return np.asarray(np.array(table.knobs[name].values)[table.column(name).astype(np.int64)])
 
 
 def knob_value(workload: Workload, config: ParallelConfig, name: str) -> Any:
-    """The value of a knob of post-training in one config."""
+    """The value of a post-training knob in a config, or the workload's setting."""
     return config.extra[name] if name in config.extra else asked_of(workload).today(name)
 
 
 def _generating(workload: Workload, table: ConfigTable) -> NDArray[Any]:
-    """GPUs that generate."""
-    own = knob_values(workload, table, "rollout_gpus")
-    return np.asarray(np.where(own > 0, own, table.world_size))
+    """Number of GPUs that generate, shape (N,): separate ones, or all training GPUs."""
+    separate = knob_values(workload, table, "rollout_gpus")
+    return np.asarray(np.where(separate > 0, separate, table.world_size))
 
 
 def _generates(
     check: Callable[[Workload, ConfigTable], Any],
 ) -> Callable[[Workload, ConfigTable], Mask]:
-    """The check where responses are generated; others hold."""
+    """Restrict a check to workloads that generate responses; it holds for all others."""
     return lambda w, t: (
         np.asarray(check(w, t)) if asked_of(w).generates else np.ones(len(t), dtype=np.bool_)
     )
 
 
 ALONE = ("openrlhf",)
-"""trainers that give a sequence which is longer than a micro-batch one of its own (OpenRLHF:
+"""trainers that put a sequence longer than a micro-batch into a micro-batch of its own (OpenRLHF:
 `utils/seqlen_balancing.py`)"""
 
 
@@ -67,7 +68,7 @@ def _holds_longest(workload: Workload, table: ConfigTable, name: str) -> Mask:
     return np.asarray((tokens == 0) | (tokens * table.cp >= asked_of(workload).longest))
 
 
-def _told(workload: Workload, tp: NDArray[Any]) -> Mask:
+def _has_known_speed(workload: Workload, tp: NDArray[Any]) -> Mask:
     rollout = asked_of(workload).rollout
     return np.array(
         [rollout is not None and rollout.rate(int(degree)) is not None for degree in tp],
@@ -75,7 +76,7 @@ def _told(workload: Workload, tp: NDArray[Any]) -> Mask:
     )
 
 
-def _told_degrees(workload: Workload) -> str:
+def _known_degrees(workload: Workload) -> str:
     rollout = asked_of(workload).rollout
     return ", ".join(str(tp) for tp, _ in rollout.tokens_per_s_per_gpu) if rollout else "none"
 
@@ -148,9 +149,9 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_told",
         broken="the spec gives no generation speed for this rollout_tp",
         fields=("rollout_tp", "tp"),
-        check=_generates(lambda w, t: _told(w, knob_values(w, t, "rollout_tp"))),
+        check=_generates(lambda w, t: _has_known_speed(w, knob_values(w, t, "rollout_tp"))),
         reason=lambda w, c: (
-            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_told_degrees(w)}; measure the speed and set rollout.tokens_per_s_per_gpu to {{TP: TOKENS_PER_S, ...}}"
+            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_known_degrees(w)}; measure the speed and set rollout.tokens_per_s_per_gpu to {{TP: TOKENS_PER_S, ...}}"
         ),
     ),
     Law(
@@ -178,5 +179,4 @@ RL_LAWS: tuple[Law, ...] = (
     _longest_law("micro_batch_tokens"),
     _longest_law("log_prob_micro_batch_tokens"),
 )
-"""Laws of workloads with `rl`; each reads knobs of post-training where the study lists them, and
-today's values where not."""
+"""rules for workloads with `rl`; knobs that the study does not list have the workload's settings"""

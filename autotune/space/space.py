@@ -1,9 +1,9 @@
-"""The space of one study: every config that may be tried, listed.
+"""The space of a study: the list of all configs that may be tried.
 
-    N   configs            d   knobs: those of every config, then the study's own
+    N   configs            d   knobs: the general ones, then the study's own
 
-A space is made from knobs and laws (`SearchSpace.build`) or from a given list (`SearchSpace.of`),
-and never changes. Searchers speak of its configs by index.
+A space is built from knobs and rules (`SearchSpace.build`) or from a given list (`SearchSpace.of`),
+and is immutable. Searchers refer to its configs by index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autotune.space.launchable import Launchable
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 
 SAID_LAWS = 2
-"""laws that the nearest miss breaks of which an error gives the reason: those that cut away most"""
+"""number of rules whose reasons an error quotes for the nearest miss, those that exclude most"""
 
 
 @final
@@ -49,15 +49,15 @@ class SearchSpace:
     ) -> None:
         """Use `build` or `of`."""
         self.workload = workload
-        """what is trained, where"""
+        """model, cluster and batch"""
         self.table = table
-        """every config, N rows"""
+        """all configs, N rows"""
         self.excluded = dict(excluded)
-        """combinations of knob values that are no config, by the name of the law that they break"""
+        """number of excluded combinations of knob values, by name of the rule or limit"""
         self.spec = spec
-        """the knobs it was built from; None when the configs were given"""
+        """the knobs it was built from; None for a given list of configs"""
         self.launchable = launchable
-        """the trainer whose limits are laws here; None when no trainer was asked"""
+        """limits of the trainer that were applied; None if none were"""
         self._knobs: dict[str, tuple[Any, ...]] | None = None
 
     @classmethod
@@ -79,12 +79,14 @@ class SearchSpace:
         """
         table, excluded = enumerate_configs(workload, space)
         if not len(table):
-            raise _nothing_legal(workload, space, excluded)
+            raise _nothing_valid(workload, space, excluded)
         if launchable is not None:
-            can, cut = launchable.cut(workload, table)
-            if not can.any():
-                raise _nothing_launchable(workload, space, launchable, table, cut)
-            table, excluded = table if can.all() else table.take(can), {**excluded, **cut}
+            can_launch, limited = launchable.cut(workload, table)
+            if not can_launch.any():
+                raise _nothing_launchable(workload, space, launchable, table, limited)
+            if not can_launch.all():
+                table = table.take(can_launch)
+            excluded = {**excluded, **limited}
         return cls(workload, table, excluded=excluded, spec=space, launchable=launchable)
 
     @classmethod
@@ -162,8 +164,8 @@ class SearchSpace:
 
     @property
     def knobs(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values of each knob in the space, in rising order (words in the order of their
-        codes)."""
+        """The values of each knob that occur in the space, in ascending order (words in the order of
+        their codes)."""
         if self._knobs is None:
             self._knobs = {
                 name: tuple(knob.decode(code) for code in np.unique(self.table.column(name)))
@@ -173,7 +175,7 @@ class SearchSpace:
 
     @property
     def world_sizes(self) -> tuple[int, ...]:
-        """The numbers of ranks that configs may use, in rising order."""
+        """The numbers of ranks that configs may use, in ascending order."""
         if self.spec is not None:
             return world_sizes(self.workload, self.spec)
         return tuple(int(size) for size in np.unique(self.table.world_size))
@@ -199,8 +201,8 @@ class SearchSpace:
 
 
 def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) -> str | None:
-    """Why `config` is not among what `space` describes, in words; None when it is. Nothing is
-    enumerated for that."""
+    """Why `config` is not in the space described by `space`, in words; None if it is. The space is
+    not enumerated."""
     broken = why_not(workload, config, laws_of(workload, space))
     if broken:
         return broken
@@ -238,13 +240,13 @@ def _nothing_launchable(
     )
 
 
-def _nothing_legal(
+def _nothing_valid(
     workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]
 ) -> InfeasibleError:
     config, reasons = nearest_miss(workload, space)
-    foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
-    said = in_words(excluded)
-    counts = "; ".join(f"{count:,}: {words}" for words, count in said.items())
+    quoted = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
+    by_words = in_words(excluded)
+    counts = "; ".join(f"{count:,}: {words}" for words, count in by_words.items())
     total = sum(excluded.values())
     broken = (
         "the only combination breaks a rule"
@@ -253,8 +255,8 @@ def _nothing_legal(
     )
     error = InfeasibleError(
         f"no config in the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
-        f"{broken} ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
+        f"{broken} ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in quoted)}",
         field="space",
     )
-    error.brief = max(said, key=lambda words: said[words], default="")
+    error.brief = max(by_words, key=lambda words: by_words[words], default="")
     return error

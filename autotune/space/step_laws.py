@@ -1,5 +1,4 @@
-"""Laws of a step: pipeline, sequence parallelism, batch, what is recomputed, and the precision that
-the hardware has.
+"""Rules on a step: pipeline, sequence parallelism, batch, recomputation, and precision.
 
 Sources: Megatron-LM argument checks (sequence parallelism, interleaving,
 `--account-for-embedding-in-pipeline-split`), torch.distributed.pipelining (1F1B needs at least as
@@ -41,7 +40,7 @@ _WITH_BF16 = ("bf16", "fp8", "mxfp8", "nvfp4")
 """precisions in which weights may be kept in bf16"""
 
 
-def _goes_with_bf16(workload: Workload, table: ConfigTable) -> Mask:
+def _allows_pure_bf16(workload: Workload, table: ConfigTable) -> Mask:
     if not workload.pure_bf16:
         return np.ones(len(table), dtype=np.bool_)
     return np.asarray(
@@ -189,10 +188,10 @@ STEP_LAWS: tuple[Law, ...] = (
         name="pure_bf16",
         broken="the precision does not match weights in bf16",
         fields=("precision",),
-        check=_goes_with_bf16,
+        check=_allows_pure_bf16,
         reason=lambda w, c: (
             f"pure_bf16 keeps all weights in bf16, but precision={c.precision}; use {' or '.join(_WITH_BF16)}, or omit pure_bf16"
         ),
     ),
 )
-"""Laws of how a step is cut up, in the order in which they are checked."""
+"""rules on a step, in the order in which they are checked"""
