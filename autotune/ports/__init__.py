@@ -1,16 +1,17 @@
-"""What the core needs from outside, as protocols with the values that they exchange: a runner of
-trials and a store of results.
+"""Protocols of the core's external dependencies, a trial runner and a results store, and the values
+that they exchange.
 
     trial_runner.py     TrialRunner: executes attempts, reports events
-    study_record.py     what a store hands out of a study: record, history, lease
-    decision.py         Decision: what a controller decided, kept in one transaction
-    study_store.py      the store's roles (reading, writing, locking, what is measured once) and `Store`, their union
+    study_record.py     values that a store returns about a study: record, history, lease
+    decision.py         Decision: a controller's decision, stored in one transaction
+    study_store.py      the store's roles (reading, writing, locking, knowledge) and `Store`, their union
     dry_runner.py       DryRunner: runs a model without a GPU
-    annotations.py      notes and tags that people write on studies
-    service_store.py    what the service asks for beyond that: tokens, audit, counts
+    annotations.py      notes and tags of studies
+    service_store.py    what the service needs in addition: tokens, audit log, counts
+    program_facts.py    settings of a program as observed by the probe
 
-Nothing here does anything. Runners and stores implement these protocols without inheriting from
-them.
+There are no implementations here. Runners and stores implement these protocols without inheriting
+from them.
 """
 
 from autotune.ports.annotations import AnnotationStore, StudyNote

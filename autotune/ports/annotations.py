@@ -1,5 +1,5 @@
-"""What people write on studies: notes and tags. They belong to no controller and may be written at
-any time, also after the study has ended."""
+"""Notes and tags of studies, written by users. They need no lease and can be changed at any time,
+also after the study has ended."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from autotune.spec.plain import Plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyNote(Plain):
-    """What somebody wrote on a study."""
+    """A note on a study."""
 
     number: int
-    """of the event that says it was written: unique within the study, never used again"""
+    """sequence number of the event that recorded it: unique within the study, never reused"""
     at: datetime
     """when it was written"""
     author: str
-    """who wrote it; empty for the user of the machine"""
+    """who wrote it; empty for the machine's user"""
     text: str
     """plain text"""
 
 
 class AnnotationStore(Protocol):
-    """Keeps notes and tags. Each change is an event of the study's history, without a note's text.
-    All methods raise `NotFoundError` for an unknown study."""
+    """Stores notes and tags. Each change is recorded in the study's history, without the text of a
+    note. All methods raise `NotFoundError` for an unknown study."""
 
     def notes(self, study_id: str) -> list[StudyNote]:
         """The study's notes, oldest first."""
         ...
 
     def add_note(self, study_id: str, text: str, *, author: str = "") -> StudyNote:
-        """Writes a note; the same text again by the same author, with nothing between, is the same
-        note. Raises `SpecError` for an empty or too long one."""
+        """Add a note. If the same author's last note has the same text, that note is returned.
+        Raises `SpecError` for an empty or too long text."""
         ...
 
     def remove_note(self, study_id: str, number: int, *, author: str = "") -> None:
-        """Removes a note for good. Raises `NotFoundError` when there is none of this number."""
+        """Remove a note permanently. Raises `NotFoundError` if there is no note with this number."""
         ...
 
     def change_tags(
@@ -51,6 +51,6 @@ class AnnotationStore(Protocol):
         remove: Iterable[str] = (),
         author: str = "",
     ) -> StudyRecord:
-        """The study with tags added and removed; a tag that is there already, or was not, is no
-        mistake. Raises `SpecError` for what is no tag."""
+        """Add and remove tags; return the study. Adding an existing tag or removing a missing one
+        has no effect. Raises `SpecError` for an invalid tag."""
         ...

@@ -1,9 +1,9 @@
-"""A decision of a study's controller: all that follows from one event, which a store keeps in one
-transaction or not at all.
+"""A decision of a study's controller: the consequences of one event, which a store writes in one
+transaction.
 
-KeepTrial, StartAttempt, KeepSteps, CloseAttempt, EndTrial and KeepNote are the facts of a decision,
-in their order. All but the last are commands of the controller as well
-(`autotune.study.controller.commands`): what is decided is what is kept.
+A decision is a sequence of facts: KeepTrial, StartAttempt, KeepSteps, CloseAttempt, EndTrial,
+KeepNote. All but KeepNote are also commands of the controller
+(`autotune.study.controller.commands`), so that what is executed is what was stored.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from autotune.spec import Failure, StudyStatus, Trial, Wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepTrial:
-    """A new PENDING trial is to be stored."""
+    """Store a new PENDING trial."""
 
     trial: Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAttempt:
-    """An attempt is to be launched, after it was stored."""
+    """Store an attempt, then launch it."""
 
     request: TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepSteps:
-    """Step metrics of a live attempt are to be stored."""
+    """Store step metrics of a running attempt."""
 
     steps: StepsReported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAttempt:
-    """An attempt is over and another will follow."""
+    """An attempt failed, and another will follow."""
 
     number: int
     attempt: int
@@ -49,15 +49,15 @@ class CloseAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTrial:
-    """A trial became terminal: once, and for good. Of a trial that was terminal before, it is a
-    late report."""
+    """A trial became terminal, permanently. For a trial that is terminal already, this is a late
+    report."""
 
     trial: Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepNote:
-    """A line of its own in the history, e.g. that the machine has changed its speed."""
+    """Add an event to the study's history, such as a change of the machine's speed."""
 
     kind: str
     data: Mapping[str, Any]
@@ -69,20 +69,19 @@ Fact = KeepTrial | StartAttempt | KeepSteps | CloseAttempt | EndTrial | KeepNote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What follows from one event. A store that was asked twice to keep the decision of one number
-    keeps it once."""
+    """The consequences of one event. A store writes the decision with a given number only once."""
 
     number: int
-    """from 1 without gaps in each study, whoever runs it"""
+    """counts from 1 without gaps in each study, across all its controllers"""
     cause: Mapping[str, Any]
     """the event, as plain values"""
     facts: tuple[Fact, ...]
-    """in the order in which they are kept"""
+    """in the order in which they are written"""
     status: StudyStatus | None = None
-    """of the study from now on; None: it stays"""
+    """new status of the study; None: unchanged"""
     message: str | None = None
-    """of the study from now on; None: it stays"""
+    """new message of the study; None: unchanged"""
     wanted: Wanted | None = None
-    """the decision holds only as long as people want this; None if it always holds"""
+    """the decision is valid only if users still request this; None: always valid"""
     fields: StudyFields = field(default_factory=lambda: StudyFields())
-    """what else changes of the study's record"""
+    """further fields of the study's record to change"""

@@ -1,5 +1,5 @@
-"""Protocol of what runs a model dry. Registered under `autotune.dry_runners`, so that the core
-needs no torch."""
+"""Protocol of dry runners, which execute a model without a GPU. They are registered in the group
+`autotune.dry_runners`, so that the core does not need torch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from autotune.spec import DryRun, ModelSpec, ParallelConfig, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunLimits:
-    """What the process of a dry run may take."""
+    """Limits of a dry run's process."""
 
     wall_s: float = 600.0
-    """from its start to its answer"""
+    """maximum wall time, seconds"""
     memory_bytes: float = 8 * 2**30
-    """resident at its fullest moment, libraries included"""
+    """maximum peak of resident memory, including libraries, bytes"""
 
 
 class DryRunner(Protocol):
-    """Builds and runs models in processes of their own."""
+    """Builds and runs models in separate processes."""
 
     def inspect(self, model: ModelSpec, *, limits: DryRunLimits) -> ModelSpec:
-        """The model with what only its code can tell: shape, parameters, plans, fingerprint. Raises
-        `DryRunError` with the line that failed and a remedy."""
+        """Build the model and return it with what its code determines: shape, parameters, plans,
+        fingerprint. Raises `DryRunError` with the line that failed and a remedy."""
 
     def run(
         self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits
     ) -> DryRun:
-        """Two optimizer steps of the first rank of that pipeline stage. Raises `DryRunError`: what
-        cannot be run dry, why, and what to do."""
+        """Execute two optimizer steps of the first rank of pipeline stage `pp_rank`. Raises
+        `DryRunError` with the reason and a remedy if that is not possible."""

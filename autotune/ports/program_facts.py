@@ -1,8 +1,8 @@
-"""What the probe's facts of a program say in the words of a spec: number format, optimizer, ZeRO
+"""Translates the probe's observations of a program to settings of a spec: precision, optimizer, ZeRO
 stage, recomputation, compilation.
 
-Each is None where the facts do not tell it: fp8 kernels, recomputation within compiled code, an
-optimizer whose memory autotune does not know.
+A setting is None if it cannot be observed (fp8 kernels, recomputation within compiled code) or is
+unknown to autotune (an optimizer with unknown memory).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any, final
 from autotune.spec import FIELDS
 
 RECOMPUTED = 0.02
-"""share of the modules' calls that are repeated within backward passes, above which something is
-recomputed"""
+"""share of module calls repeated in backward passes above which recomputation is selective"""
 MOSTLY = 0.5
-"""the same, above which whole blocks are"""
+"""share above which recomputation is full"""
 NARROW = ("fp8", "mxfp8", "nvfp4")
-"""number formats whose kernels no type of a weight tells"""
+"""precisions that the types of weights do not show"""
 _TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _OPTIMIZERS = (
     ("adamw_8bit", ("8bit",)),
@@ -28,71 +27,69 @@ _OPTIMIZERS = (
     ("adamw", ("adam",)),
     ("sgd", ("sgd",)),
 )
-"""by what the name of an optimizer's class holds, in lower case; the first one counts"""
+"""optimizers of specs, with parts of their lower-case class names; the first match counts"""
 _DEGREES = ("tp", "pp", "cp", "ep")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """The facts of one process that trains."""
+    """Observations of one training process."""
 
     values: Mapping[str, Any]
-    """as the probe reports them"""
+    """the probe's report of kind `facts`"""
 
     @property
     def world(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
         return int(self.values.get("world") or 1)
 
     @property
     def parameters(self) -> int | None:
-        """Weights of the whole model."""
-        found = self.values.get("parameters")
-        return int(found) if found is not None and self.values.get("stages", 1) == 1 else None
+        """Number of weights of the whole model; None if unknown or if it has pipeline stages."""
+        count = self.values.get("parameters")
+        return int(count) if count is not None and self.values.get("stages", 1) == 1 else None
 
     @property
     def weights(self) -> str:
-        """The format of most weights; empty if not observed."""
+        """Precision of most weights; empty if not observed."""
         types = self.values.get("types") or self.values.get("stepped_types") or {}
-        return _format(max(types, key=lambda name: types[name])) if types else ""
+        return _precision_of_type(max(types, key=lambda name: types[name])) if types else ""
 
     @property
     def computes(self) -> str:
-        """The format that it computes in, where something other than its weights' says so:
-        autocast, or FSDP's mixed precision."""
+        """Precision of autocast or of FSDP's mixed precision; empty without either."""
         return _TYPES.get(self.values.get("autocast", ""), "") or _TYPES.get(
             self.values.get("sharded_type", ""), ""
         )
 
     @property
     def precision(self) -> str:
-        """The precision; empty if not observed."""
-        found = self.computes or self.weights
+        """Precision of the computation; empty if not observed."""
+        observed = self.computes or self.weights
         has_tf32 = (
             self.values.get("device") == "cuda"
             and self.values.get("matmul", "highest") != "highest"
         )
-        return "tf32" if found == "fp32" and has_tf32 else found
+        return "tf32" if observed == "fp32" and has_tf32 else observed
 
     @property
     def is_pure_bf16(self) -> bool:
-        """Whether weights and what the optimizer steps are in bf16, and nothing in fp32."""
+        """Whether the weights and all tensors that the optimizer updates are in bf16."""
         return self.weights == "bf16" and {
-            _format(name) for name in self.values.get("stepped_types", ())
+            _precision_of_type(name) for name in self.values.get("stepped_types", ())
         } == {"bf16"}
 
     @property
     def optimizers(self) -> str:
-        """Classes of its optimizers."""
+        """Class names of its optimizers, as text."""
         return " and ".join(
             str(name).rsplit(".", 1)[-1] for name in self.values.get("optimizers", ())
         )
 
     @property
     def optimizer(self) -> str | None:
-        """The optimizer by the name that `workload.optimizer` has for it; None for one whose memory
-        autotune does not know."""
+        """The optimizer as named in `workload.optimizer`; None for an unknown one."""
         names = self.optimizers.lower()
         return next(
             (name for name, words in _OPTIMIZERS if any(word in names for word in words)), None
@@ -100,23 +97,23 @@ class ProgramFacts:
 
     @property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage of the wrapper that shards it; None without a known one."""
+        """ZeRO stage of the wrapper that shards the model; None without a known wrapper."""
         stage = self.values.get("zero_stage")
         return None if stage is None else int(stage)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether its model is compiled."""
+        """Whether the model is compiled."""
         return bool(self.values.get("compiled"))
 
     @property
     def recomputed(self) -> float:
-        """Share of the modules' calls that are repeated within backward passes."""
+        """Share of module calls that are repeated in backward passes."""
         return float(self.values.get("recomputed") or 0.0)
 
     @property
     def recompute(self) -> str | None:
-        """None in compiled code, where nothing is called twice to be seen."""
+        """none, selective or full; None in compiled code, where repeated calls are not observed."""
         if self.is_compiled:
             return None
         share = self.recomputed
@@ -126,14 +123,14 @@ class ProgramFacts:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Degrees above 1 that the program's own meshes tell."""
-        told = self.values.get("degrees") or {}
+        """Degrees above 1 of the program's device meshes."""
+        observed = self.values.get("degrees") or {}
         return {
-            name: int(told[name])
+            name: int(observed[name])
             for name in _DEGREES
-            if name in FIELDS and int(told.get(name) or 1) > 1
+            if name in FIELDS and int(observed.get(name) or 1) > 1
         }
 
 
-def _format(name: str) -> str:
+def _precision_of_type(name: str) -> str:
     return _TYPES.get(name, name)

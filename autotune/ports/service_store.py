@@ -1,9 +1,8 @@
-"""What the service keeps in a store beyond studies: access tokens, the audit of who did what,
-counts for dashboards.
+"""Roles of a store that only the service needs: access tokens, an audit log, counts for dashboards.
 
-TokenStore      who may ask            AuditLog        who did what
-StoreMonitor    counts, and whether the store can be written now
-ServiceStore    `Store` and all of these: what `autotune.service.create_app` asks for
+TokenStore      access tokens          AuditLog        who did what
+StoreMonitor    counts, and whether the store is writable
+ServiceStore    `Store` with all of these, required by `autotune.service.create_app`
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from autotune.ports.annotations import AnnotationStore
 from autotune.ports.study_store import Store
 
 SCOPES = ("read", "submit", "run", "admin")
-"""What a token allows; each scope includes those before it. `run`: specs may name programs, where
-the service allows any."""
+"""scopes of a token; each includes those before it. `run` allows specs that start programs, if the
+service allows that"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token as the store keeps it: everything but its secret."""
+    """A stored token, without its secret."""
 
     id: str
-    """by which it is revoked; no secret"""
+    """identifies the token for revocation; not secret"""
     owner: str
-    """whose requests it vouches for"""
+    """user whose requests it authenticates"""
     scope: str
-    """read, submit or admin"""
+    """one of `SCOPES`"""
     created_at: datetime
-    """when it was made"""
+    """when it was created"""
     expires_at: datetime | None
     """None: never"""
     revoked_at: datetime | None = None
-    """None: it was not"""
+    """None: not revoked"""
 
     def is_valid_at(self, now: datetime) -> bool:
         """Whether it is neither revoked nor expired."""
@@ -45,10 +44,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:
-    """One line of the audit."""
+    """An entry of the audit log."""
 
     sequence: int
-    """rises; gaps mean that a write was undone"""
+    """increasing; gaps come from rolled back transactions"""
     at: datetime
     """when it was written"""
     actor: str
@@ -58,12 +57,12 @@ class AuditEvent:
     subject: str
     """id of the study or token"""
     data: Mapping[str, Any]
-    """what else there is to say, plain values"""
+    """further details, plain values"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """How many there are."""
+    """Numbers of studies, trials and failures."""
 
     studies: Mapping[str, int]
     """studies by status"""
@@ -72,25 +71,25 @@ class Statistics:
     failures: Mapping[str, int]
     """failed trials by kind"""
     leased: int
-    """studies that somebody holds now"""
+    """studies with a valid lease"""
 
 
 class TokenStore(Protocol):
-    """Makes, checks and revokes tokens. Threads may share it."""
+    """Creates, checks and revokes tokens. Thread-safe."""
 
     def create(
         self, owner: str, scope: str, *, expires_in_s: float | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which nobody can show again. Raises `SpecError` for an unknown
-        scope or a lifetime below zero."""
+        """Create a token. Returns it with its secret text, which is not stored. Raises `SpecError`
+        for an unknown scope or a negative lifetime."""
         ...
 
     def check(self, text: str) -> Token | None:
-        """The token of that text; None when it is unknown, wrong, expired or revoked."""
+        """The token with this secret text; None if it is unknown, malformed, expired or revoked."""
         ...
 
     def revoke(self, token_id: str) -> Token:
-        """The token, of no use from now on. Raises `NotFoundError`."""
+        """Revoke a token and return it. Raises `NotFoundError` for an unknown id."""
         ...
 
     def list(self) -> Sequence[Token]:
@@ -99,33 +98,34 @@ class TokenStore(Protocol):
 
 
 class AuditLog(Protocol):
-    """Who did what through the service: append-only."""
+    """An append-only log of who did what through the service."""
 
     def record_audit(
         self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None
     ) -> None:
-        """Adds a line to the audit."""
+        """Add an entry."""
         ...
 
     def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
-        """The newest lines of the audit, or the first ones after that number, in order."""
+        """Entries in order: the newest `limit`, or the first `limit` with a sequence number above
+        `after`."""
         ...
 
 
 class StoreMonitor(Protocol):
-    """What operators ask of a store."""
+    """Health and statistics of a store."""
 
     def statistics(self) -> Statistics:
-        """Studies and trials by status, failures by kind."""
+        """Numbers of studies and trials by status, and of failures by kind."""
         ...
 
     def ping(self) -> None:
-        """Changes nothing. Raises `StoreUnavailableError` when the store cannot be written now."""
+        """Check that the store is writable, without changing it. Raises `StoreUnavailableError`."""
         ...
 
 
 class ServiceStore(Store, AuditLog, StoreMonitor, Protocol):
-    """All that the service needs."""
+    """A store with all roles that the service needs."""
 
     @property
     def annotations(self) -> AnnotationStore:

@@ -1,7 +1,7 @@
-"""What a store hands out of a study: its record, its history, its lease, and what is known of all
-studies together.
+"""Values that a store returns about studies: records, history, leases and known workloads; and
+filters to query them.
 
-Times are UTC and aware. A number `*_us` is microseconds since 1970 UTC.
+Times are in UTC with timezone. A number `*_us` is microseconds since 1970 UTC.
 """
 
 from __future__ import annotations
@@ -18,52 +18,53 @@ from autotune.spec.plain import Plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(Plain):
-    """A study as the store keeps it."""
+    """A stored study."""
 
     id: str
-    """made by the store: short, unique, safe in a path"""
+    """assigned by the store: short, unique, safe in a path"""
     study: Study
-    """what was asked"""
+    """the parsed spec"""
     spec: Mapping[str, Any]
-    """the spec as it was submitted, plain values"""
+    """the spec as submitted, plain values"""
     status: StudyStatus
-    """where it is in its life"""
+    """its current status"""
     created_at: datetime
     """when it was submitted"""
     updated_at: datetime
-    """when anything about it changed last"""
+    """when it last changed"""
     started_at: datetime | None = None
-    """when it was RUNNING first"""
+    """when it first became RUNNING"""
     ended_at: datetime | None = None
     """when its status became terminal"""
     elapsed_s: float = 0.0
-    """seconds that it was running, without pauses, as of the last checkpoint"""
+    """running time without pauses as of the last checkpoint, seconds"""
     message: str = ""
-    """why it is in this state, in words"""
+    """reason for its status, in words"""
     owner: str = ""
     """who submitted it"""
     baseline: int | None = None
     """number of the baseline trial"""
     best: int | None = None
-    """number of the best trial, when one was named"""
+    """number of the best trial; None if none was named"""
     speedup: float | None = None
-    """best against baseline, by the final rounds where there were any"""
+    """speed of the best config relative to the baseline, from the final rounds if there were any"""
     result: Mapping[str, Any] = field(default_factory=dict)
-    """what else the end of the study said: finals, stop reason, notes"""
+    """further results from the end of the study: finals, stop reason, notes"""
     trial_counts: Mapping[str, int] = field(default_factory=dict)
-    """trials by status"""
+    """number of trials by status"""
     wanted: Wanted = Wanted.RUN
-    """what people asked for last"""
+    """the last request of a user"""
     wanted_at: datetime | None = None
-    """when they did; None if not since it was submitted"""
+    """time of that request; None if there was none since submission"""
     decisions: int = 0
-    """how many decisions of its controllers are kept"""
+    """number of stored controller decisions"""
     tags: tuple[str, ...] = ()
-    """words for finding it, in alphabetical order"""
+    """tags in alphabetical order"""
 
 
 class StudyFields(TypedDict, total=False):
-    """What may be written beside a study's status. A field that is not given stays as it is."""
+    """Fields of a study that can be written together with its status. Missing ones are
+    unchanged."""
 
     elapsed_s: float
     baseline: int | None
@@ -73,8 +74,8 @@ class StudyFields(TypedDict, total=False):
 
 
 class AskedStudies(TypedDict, total=False):
-    """Which studies a caller asks for: those that match all that is given. A name that is empty,
-    and None, leave open what they say."""
+    """A filter for studies, which must match all given fields. Empty strings and None match
+    everything."""
 
     status: str | None
     """a `StudyStatus`"""
@@ -86,43 +87,43 @@ class AskedStudies(TypedDict, total=False):
 
 
 class StudyFilter(AskedStudies, total=False):
-    """The same, with what only this package asks for."""
+    """`AskedStudies` with fields for internal queries."""
 
     trainer: str
     runner: str
     without_runner: str
-    """those of any other runner"""
+    """excludes this runner"""
     ended_before: datetime | None
 
 
 class HistoryFilter(TypedDict, total=False):
-    """Which measurements across all studies are asked for: those that match all that is given. A
-    name that is empty, and None, leave open what they say."""
+    """A filter for measurements of all studies, which must match all given fields. Empty strings and
+    None match everything."""
 
     model: str
     cluster: str
     trainer: str
     gpu: str
     num_gpus: int | None
-    """of the cluster"""
+    """number of GPUs of the cluster"""
     seq_len: int | None
     """tokens"""
     owner: str
     runner: str
     without_runner: str
-    """those of any other runner"""
+    """excludes this runner"""
     workload: int | None
     """a `KnownWorkload.key`"""
     measured_after: datetime | None
-    """only configs whose representative was measured later"""
+    """only configs whose representative trial was measured later"""
 
 
 class AskedRuns(TypedDict, total=False):
-    """Which observed runs a caller asks for: those that match all that is given. A name that is
-    empty leaves open what it says."""
+    """A filter for observed runs, which must match all given fields. Empty strings match
+    everything."""
 
     id: str
-    """or its first letters"""
+    """the id or its beginning"""
     model: str
     cluster: str
     gpu: str
@@ -132,24 +133,25 @@ class AskedRuns(TypedDict, total=False):
 
 
 class ObservedFilter(AskedRuns, total=False):
-    """The same, with what only this package asks for."""
+    """`AskedRuns` with fields for internal queries."""
 
     measured: bool
-    """only those whose workload, config and step times are known"""
+    """only runs with known workload, config and step times"""
 
 
 class EventKind(StrEnum):
-    """What a line of a study's history says happened. Older stores may hold kinds that are written
-    no more."""
+    """Kinds of events in a study's history. Older stores may contain kinds that are no longer
+    written."""
 
     SUBMITTED = "study.submitted"
     WANTED = "study.wanted"
-    """people asked for a pause, its end or the like"""
+    """a user requested to pause, resume, stop or cancel the study"""
     CLAIMED = "study.claimed"
+    """a controller claimed the study's lease"""
     RELEASED = "study.released"
-    """a controller took the study, and left it"""
+    """a controller released the study's lease"""
     DECIDED = "study.decided"
-    """a decision of the controller, before the lines of its facts"""
+    """a decision of the controller; the events of its facts follow"""
     NOTED = "study.noted"
     NOTE_REMOVED = "study.note_removed"
     TAGGED = "study.tagged"
@@ -157,36 +159,36 @@ class EventKind(StrEnum):
     TRIAL_STARTED = "trial.started"
     """an attempt was launched"""
     TRIAL_ADOPTED = "trial.adopted"
-    """an attempt goes on under another controller"""
+    """an attempt continues under another controller"""
     TRIAL_REMARK = "trial.remark"
     TRIAL_ENDED = "trial.ended"
     TRIAL_LATE = "trial.late"
-    """a report that came after the end and changed nothing"""
+    """a report after the trial's end, without effect"""
     ATTEMPT_QUEUED = "attempt.queued"
     ATTEMPT_CANCELLED = "attempt.cancelled"
-    """an attempt is to end soon"""
+    """the end of an attempt was requested"""
     ATTEMPT_ENDED = "attempt.ended"
     """an attempt was lost; the trial may be launched again"""
     CONTROLLER_BEGAN = "controller.began"
     CALIBRATED = "cluster.calibrated"
     OUTLIER = "cluster.outlier"
-    """a node, GPU or link is slower than its likes, and what became of it"""
+    """a node, GPU or link is slower than the others, and what was done about it"""
     PROGRAM_CHECKED = "program.checked"
     MACHINE_CHANGED = "machine.changed"
     GUESS_LEFT_OUT = "guess.left_out"
     GUESS_FILLED_IN = "guess.filled_in"
     TEACHER_DELETED = "history.deleted"
-    """a study from which this one learnt was deleted"""
+    """a study in this study's history was deleted"""
 
 
 def status_kind(status: StudyStatus) -> str:
-    """The kind of the line that says the study became that."""
+    """The kind of the event for a change to this status."""
     return f"study.{status.lower()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """One line of a study's append-only history."""
+    """An event of a study's append-only history."""
 
     study: str
     """id of the study"""
@@ -195,7 +197,7 @@ class HistoryEvent:
     at: datetime
     """when it was written"""
     kind: str
-    """an `EventKind`, `status_kind`, or what another release wrote"""
+    """an `EventKind`, a `status_kind`, or a kind of another release"""
     data: Mapping[str, Any]
     """details of the event, plain values"""
 
@@ -211,39 +213,38 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """A study at one moment: as long as this is equal, so is everything that the store says of
-    it."""
+    """A version of a study. While it is equal, nothing about the study has changed."""
 
     id: str
     """id of the study"""
     events: int
-    """lines in its history"""
+    """number of events in its history"""
     updated_us: int
-    """when it changed last, microseconds since 1970 UTC"""
+    """when it last changed, microseconds since 1970 UTC"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write for a study, until it expires. A larger fence is newer; writes with an
-    older one are rejected."""
+    """The exclusive right to write a study's trials, until it expires. Writes with an older fencing
+    number than the last are rejected."""
 
     study: str
     """id of the study"""
     owner: str
-    """who holds it"""
+    """its holder"""
     fence: int
-    """grows with each claim"""
+    """fencing number, which increases with each claim"""
     expires_at: datetime
     """when others may claim the study"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWorkload:
-    """A workload of which the history has measurements."""
+    """A workload with measurements in the store."""
 
     key: int
-    """for the filter `workload` of `HistoryReader.best`"""
+    """value of the filter `workload` of `HistoryReader.best`"""
     workload: Workload
     """model, cluster, sequence length, batch, trainer"""
     configs: int
-    """configs that were measured"""
+    """number of measured configs"""

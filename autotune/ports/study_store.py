@@ -1,28 +1,28 @@
-"""The store of results, split by who needs what. Each function asks for the narrowest role; `Store`
-is all that tuning needs.
+"""The results store, split into roles. Functions take the narrowest role that they need; `Store` has
+all roles for tuning.
 
-    StudyReader           studies, trials, steps, history, who holds the lease: status, results, the read part of the service
-    HistoryReader         the best across all studies: `autotune best`
-    StudyWriter           submits studies and says what is wanted of them: `submit`, `pause`, `cancel`
-    LeaseKeeper           claims, renews and releases the right to write for a study
-    TrialWriter           decisions about trials, and steps, under a lease: the controller's loop
-    ProfileStore          what dry runs said of a model: `fit`, `plan`
-    ObservedStore         runs that people started themselves: `run`, `list --observed`, and what learns from them
-    CalibrationStore      constants of the cost model, measured once for a cluster and trainer: `calibrate`, `plan`
-    ReferenceLossStore    losses of fp32 trials, measured once for a model, data and seed
+    StudyReader           studies, trials, steps, history, lease holders: status, results, the read part of the service
+    HistoryReader         the best configs across all studies: `autotune best`
+    StudyWriter           submits studies, and stores users' requests: `submit`, `pause`, `cancel`
+    LeaseKeeper           claims, renews and releases the lease of a study
+    TrialWriter           writes decisions about trials, and steps, under a lease: the controller's loop
+    ProfileStore          profiles of models from dry runs: `fit`, `plan`
+    ObservedStore         runs that users started themselves: `run`, `list --observed`
+    CalibrationStore      constants of the cost model measured for a cluster and trainer: `calibrate`, `plan`
+    ReferenceLossStore    losses of fp32 trials for a model, data and seed
     StudyStore            StudyReader, StudyWriter: the supervisor, pause and resume
     LeasedStore           StudyStore, LeaseKeeper, TrialWriter: one running study (`autotune.study.lease`)
     Store                 all of these: `tune`, `best`, `plan`
 
-What the service asks for beyond that is in `autotune.ports.service_store`. A store of another kind
-implements these methods and passes `autotune.testing.stores.StoreContract`; it inherits from
-nothing.
+`autotune.ports.service_store` has the roles that only the service needs. Another store implements
+these methods, without inheriting from the protocols, and passes
+`autotune.testing.stores.StoreContract`.
 
-Every acknowledged fact is kept. Each transition is a compare-and-set, and whoever writes for a
-study shows the fencing number of its lease. Writes under a lease can be repeated: the same call
-again is the same fact. Methods that write raise `ConflictError` when the present state or the lease
-forbids it. All methods raise `NotFoundError` for unknown ids and `StoreUnavailableError` when the
-store cannot be reached. Threads may share a store.
+Acknowledged writes are durable. Each transition is a compare-and-set, and writers of a study pass
+its lease, whose fencing number is checked. Writes under a lease are idempotent. Methods that write
+raise `ConflictError` if the current state or the lease does not allow it. All methods raise
+`NotFoundError` for unknown ids and `StoreUnavailableError` if the store cannot be reached. Stores
+are thread-safe.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StudyReader(Protocol):
     """Reads studies with their trials, steps and history."""
 
     def study(self, study_id: str) -> StudyRecord:
-        """The study of this id, the newest of this name, or the one whose id begins so."""
+        """The study with this id, the newest with this name, or the one whose id begins with it."""
         ...
 
     def studies(
@@ -60,86 +60,83 @@ class StudyReader(Protocol):
         ...
 
     def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
-        """All trials of a study by number, or those of these numbers that there are; without step
-        series beyond what the measurement holds.
+        """The trials of a study sorted by number, or the existing ones among `numbers`; with only the
+        step series that their measurements contain.
 
-        Each change of a trial comes with an event `trial.*` or `attempt.*` that holds its `number`:
-        whoever knows the trials as of an event has to read again only those that later events name.
+        Each change of a trial adds an event `trial.*` or `attempt.*` with its `number`. So to update
+        trials read earlier, it is enough to read those that later events name.
         """
         ...
 
     def revision(self, study_id: str) -> Revision:
-        """What the study is at now; far cheaper than the study, for those who ask again and
-        again."""
+        """The current version of the study; much cheaper than `study`, for polling."""
         ...
 
     def events(
         self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False
     ) -> list[HistoryEvent]:
-        """History after that sequence number, in order: the first `limit` events, or with `newest`
+        """Events with a sequence number above `after`, in order: the first `limit`, or with `newest`
         the last `limit`."""
         ...
 
     def steps(
         self, study_id: str, number: int, *, attempt: int | None = None
     ) -> dict[str, list[float]]:
-        """Step metrics of a trial's attempt (default the last): step, step_time_s, loss, grad_norm
-        as lists."""
+        """Step metrics of a trial's attempt, by default the last one, as lists: step, step_time_s,
+        loss, grad_norm."""
         ...
 
     def holder(self, study_id: str) -> Lease | None:
-        """The last lease that was taken and not given back, also when it ran out; None when nobody
-        has one."""
+        """The last lease that was claimed and not released, even if it has expired; None without
+        one."""
         ...
 
     def is_held(self, study_id: str) -> bool:
-        """Whether somebody's lease is in force, by the clock of the store: machines may disagree
-        about the time."""
+        """Whether a lease is valid, by the store's clock, because clocks of machines may differ."""
         ...
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds: first those
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but have no valid lease: first those
         that ran before, oldest first, then those of `waiting`."""
         ...
 
     def waiting(self) -> list[tuple[str, str]]:
-        """Id and owner of the QUEUED studies that nobody holds, in the order in which they are
-        started: owners take turns.
+        """Ids and owners of the QUEUED studies without a lease, in the order in which they will
+        start, which alternates between owners.
 
-        A study counts those of its owner that run and that wait before it; the lowest count goes
-        first. Of equals, that of the owner whose last study was started longest ago, and then the
-        oldest.
+        Studies are sorted by the number of the same owner's studies that run or wait before them.
+        Ties are resolved in favor of the owner whose last study started longest ago, then of the
+        oldest study.
         """
         ...
 
 
 class HistoryReader(Protocol):
-    """Reads what all studies together have measured."""
+    """Reads measurements of all studies."""
 
     def best(
         self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials by the tokens per second per GPU of the cluster at which they stand,
-        best first, one for each workload and config.
+        """The best measured trials by tokens per second per GPU of the cluster, best first, one per
+        workload and config.
 
-        A config that was measured more than once is represented by its median, the lower one of an
-        even number. Simulated measurements count only where there is no real one. It stands at what
-        the finals of its median's study say (`autotune.reward.ranking`); of those that stand equal,
-        the one that was measured faster comes first. Its memory peak is the highest of all runs of
-        the config in that study. `one_each`: only the best of each model and
-        cluster, the latest study first, for the speeds of unlike models say nothing about each
-        other.
+        A config with several measurements is represented by its median, the lower one of an even
+        number. Simulated measurements count only if there is no real one. The speed is corrected by
+        the finals of the median's study (`autotune.reward.ranking`); among equal ones, the faster
+        measurement comes first. The peak memory is the highest of all runs of the config in that
+        study. `one_each`: only the best of each model and cluster, the latest study first, because
+        speeds of different models are not comparable.
         """
         ...
 
     def known_workloads(self) -> list[KnownWorkload]:
-        """All workloads of which there are measurements, the one that was measured last first."""
+        """All workloads with measurements, the last measured one first."""
         ...
 
 
 class StudyWriter(Protocol):
-    """Submits studies, and writes what people want of them. Moves the status of studies that nobody
-    runs."""
+    """Submits studies, stores users' requests, and changes the status of studies that are not
+    running."""
 
     def submit(
         self,
@@ -150,18 +147,18 @@ class StudyWriter(Protocol):
         owner: str = "",
         join: bool = False,
     ) -> StudyRecord:
-        """Keeps a new study as QUEUED. The same key returns the study that it made first; the same
-        key with another spec conflicts.
+        """Store a new study as QUEUED. With an `idempotency_key` used before, return the study
+        created then, or raise `ConflictError` if its spec differs.
 
-        `join`: the newest study of the same name and spec that has not ended is returned instead,
-        where there is one. Whether there is one is found out in the same transaction: of two that
-        submit at the same moment one joins the other.
+        `join`: if a study with the same name and spec has not ended, return the newest such study
+        instead. This is checked in the same transaction, so that of two concurrent submissions one
+        joins the other.
         """
         ...
 
     def want(self, study_id: str, wanted: Wanted, *, message: str = "") -> StudyRecord:
-        """Writes what people want of the study, and leaves its status alone. Raises `ConflictError`
-        when it has ended, or was asked to end before."""
+        """Store a user's request without changing the status. Raises `ConflictError` if the study
+        has ended, or its end was requested already."""
         ...
 
     def set_status(
@@ -175,138 +172,135 @@ class StudyWriter(Protocol):
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Moves the study on, when its status is one of `expect`. A terminal status never changes,
-        and leaves no trial open.
+        """Change the study's status, if the current one is in `expect`. A terminal status never
+        changes, and ends all open trials.
 
-        `message` None: it stays. `wanted`: only when people want this of it. Without a `lease`:
-        only while nobody holds the study.
+        `message`: None leaves it unchanged. `wanted`: the change is made only if this is the users'
+        last request. Without a `lease`, the change is made only if nobody holds one.
         """
         ...
 
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
-        """Appends a line of one's own to the history, e.g. who asked for a pause."""
+        """Append an event to the history, such as who requested a pause."""
         ...
 
     def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
-        """Removes a study that has ended, with its trials and its history, for good. Its
-        measurements no longer count for `best`.
+        """Delete a study that has ended, with its trials and history, permanently. Its measurements
+        no longer count for `best`.
 
-        `learners`: studies that learnt from it; each gets the event `history.deleted`. Raises
-        `ConflictError` when the study has not ended.
+        `learners`: studies that have it in their history; each gets the event `history.deleted`.
+        Raises `ConflictError` if the study has not ended.
         """
         ...
 
 
 class LeaseKeeper(Protocol):
-    """Decides who may write for a study."""
+    """Manages the leases of studies."""
 
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
-        """Takes the lease when nobody holds it (or it ran out); None when somebody does."""
+        """Claim the lease. Returns None if somebody holds a valid one."""
         ...
 
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
-        """The lease, longer; `ConflictError` when it was taken over."""
+        """Extend the lease. Raises `ConflictError` if another holder has claimed it."""
         ...
 
     def release(self, lease: Lease) -> None:
-        """Gives the lease back; nothing happens when it is no longer ours."""
+        """Release the lease; no effect if another holder has claimed it."""
         ...
 
 
 class TrialWriter(Protocol):
-    """Writes the trials of one study, under its lease."""
+    """Writes the trials of a study under its lease."""
 
     def keep_decision(self, lease: Lease, decision: Decision) -> None:
-        """Keeps all facts of the decision, with the event that caused it, in one transaction: all
-        of them or none.
+        """Write all facts of the decision, with the event that caused it, in one transaction.
 
-        A decision whose number was kept before is acknowledged and changes nothing. Trials are
-        numbered without gaps, run one attempt at a time and end once: the end of a trial that is
-        terminal is kept in the history as `trial.late` and changes nothing. Raises `ConflictError`
-        when a fact cannot follow, when the number is not the next, or when people want something
-        else by now; measurements under a lease that was taken over are kept as late.
+        A decision whose number was written before has no effect. Trials are numbered without gaps,
+        run one attempt at a time and end once; the end of a terminal trial is only added to the
+        history as `trial.late`. Raises `ConflictError` if a fact is not possible in the current
+        state, the number is not the next one, or the users' request has changed. Measurements under
+        a lease that another holder has claimed are added to the history as late.
         """
         ...
 
     def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
-        """Notes that an attempt that an earlier holder started goes on under this lease."""
+        """Record that an attempt of an earlier lease holder continues under this lease."""
         ...
 
     def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
-        """Keeps step metrics, in bulk. Steps that are there already are left as they are."""
+        """Add step metrics in bulk. Existing steps are unchanged."""
         ...
 
 
 class CalibrationStore(Protocol):
-    """Keeps the cost model's constants that were measured on a cluster."""
+    """Stores constants of the cost model measured on clusters."""
 
     def calibration(self, cluster: str, trainer: str) -> Mapping[str, Any] | None:
-        """The constants that were kept under exactly these names; None when nothing was
-        measured."""
+        """The constants stored under exactly these names, or None."""
         ...
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Keeps the constants for a cluster (or GPU type) and trainer in place of those before."""
+        """Store the constants for a cluster (or GPU type) and trainer, replacing earlier ones."""
         ...
 
 
 class ProfileStore(Protocol):
-    """Keeps what dry runs said of a model's training, for all configs."""
+    """Stores profiles of models from dry runs, which hold for all configs."""
 
     def profile(self, fingerprint: str) -> Mapping[str, Any] | None:
-        """The profile that was kept under exactly this fingerprint; None when no dry run was
-        made."""
+        """The profile stored under exactly this fingerprint, or None."""
         ...
 
     def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
-        """Keeps the profile in place of the one before."""
+        """Store the profile, replacing an earlier one."""
         ...
 
 
 class ObservedStore(Protocol):
-    """Keeps runs that people started themselves. They are no trials: `best` and the searchers'
-    trials never hold one."""
+    """Stores runs that users started themselves. They are not trials, and `best` does not include
+    them."""
 
     def keep_observed(self, run: ObservedRun) -> ObservedRun:
-        """Keeps the run; the same with the id by which it is known from now on."""
+        """Store the run and return it with its id."""
         ...
 
     def observed(
         self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
     ) -> list[ObservedRun]:
-        """Runs that match all filters, the one that was kept last first."""
+        """Runs that match all filters, the last stored one first."""
         ...
 
 
 class KnowledgeStore(CalibrationStore, ProfileStore, ObservedStore, Protocol):
-    """What the cost model knows beside its formulas."""
+    """Stores the data that the cost model uses besides its formulas."""
 
 
 class ReferenceLossStore(Protocol):
-    """Keeps the losses of fp32 trials, against which other precisions are judged."""
+    """Stores losses of fp32 trials, with which other precisions are compared."""
 
     def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
-        """The losses by step, from 0; None when nobody measured them."""
+        """The losses by step, from 0, or None."""
         ...
 
     def save_reference_losses(
         self, model: str, data: str, seed: int, losses: Sequence[float]
     ) -> None:
-        """Keeps the losses by step; a shorter series does not replace a longer one."""
+        """Store the losses by step. A shorter series does not replace a longer one."""
         ...
 
 
 class StudyStore(StudyReader, StudyWriter, Protocol):
-    """Studies as whoever acts on them from outside needs them."""
+    """The roles for acting on studies from outside, as the supervisor does."""
 
 
 class LeasedStore(StudyStore, LeaseKeeper, TrialWriter, Protocol):
-    """Studies as the controller that runs one of them needs them."""
+    """The roles for running a study, as its controller does."""
 
 
 class Store(LeasedStore, HistoryReader, KnowledgeStore, ReferenceLossStore, Protocol):
-    """All that planning, tuning and asking for the best need."""
+    """All roles for planning, tuning and querying the best configs."""
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Close connections."""
         ...

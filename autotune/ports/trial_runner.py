@@ -1,12 +1,12 @@
-"""The runner of trials: it executes attempts and reports what happens as events. It decides nothing
-about studies.
+"""Protocol of trial runners, which execute attempts and report events. They make no decisions about
+studies.
 
-    TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, log, seen, ended
-    TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
-                                                     PreflightRunner  one that says in advance what it cannot run
-                                                     ChoosingRunner   one that can leave nodes out
+    TrialRequest    an attempt to run                RunnerEvent      an event of an attempt: queued, started, steps, log, seen, ended
+    TrialRunner     start, poll, cancel, close       AdoptingRunner   can take over attempts of an earlier runner
+                                                     PreflightRunner  can reject a study in advance
+                                                     ChoosingRunner   can exclude nodes
 
-All values are plain, so that they cross process and machine borders as JSON.
+All values are plain, so that they can be sent between processes and machines as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.spec.plain import Plain
 from autotune.trainers.base.torchrun import Placement
 
 UNLIMITED_RANKS = 1 << 20
-"""capacity of a runner that has as many ranks as anybody asks for"""
+"""capacity of a runner without a limit on ranks"""
 
 
 class AttemptId(NamedTuple):
@@ -303,6 +303,6 @@ class PreflightRunner(TrialRunner, Protocol):
         ...
 
     def check_study(self, study: Study) -> None:
-        """Raises `RunnerError` if the cluster that the runner has joined cannot run the study; only
+        """Raise `RunnerError` if the cluster that the runner has joined cannot run the study; only
         a started runner can know this."""
         ...
