@@ -54,8 +54,8 @@ class EventStream:
         return None
 
     def broke(self, error: httpx.TransportError) -> None:
-        """Notes a broken connection. Raises `ServiceError` after too many broken connections in a
-        row."""
+        """Record a broken connection. Raises `ServiceUnavailableError` after too many broken
+        connections in a row."""
         self._failures += 1
         if self._failures > operations.RETRIES:
             raise unreachable(self._url, error) from None

@@ -38,9 +38,13 @@ Many = TypeVar("Many")
 Reply = TypeVar("Reply")
 
 RETRIES = 4
+"""how often a request is repeated"""
 FIRST_PAUSE_S = 0.25
+"""pause before the first repetition, seconds; it doubles each time"""
 LONGEST_PAUSE_S = 10.0
+"""maximum pause, seconds"""
 BUSY = (429, 503)
+"""HTTP statuses after which a request is repeated"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +88,11 @@ class Operations(ABC, Generic[One, Many]):
 
     @abstractmethod
     def _one(self, script: Script[Document]) -> One:
-        """Runs a script."""
+        """Run a script that returns a document."""
 
     @abstractmethod
     def _many(self, script: Script[list[Document]]) -> Many:
-        """Runs a script."""
+        """Run a script that returns a list of documents."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
         """Submit a study: {study, notes}. Without `key`, a random key is used, so that a repeated
@@ -228,10 +232,10 @@ class Operations(ABC, Generic[One, Many]):
         top: int = 1,
     ) -> One:
         """Find the best configs across all studies, by speed or by the objective in the arguments.
-        If
-                nothing has been measured for the model and cluster, the answer contains the configs for
-                the nearest workload. If there is no similar workload, it contains the cost model's ranking. `source` shows
-                where the configs come from.
+
+        If nothing has been measured for the model and cluster, the answer contains the configs for
+        the nearest workload. If there is no similar workload, it contains the cost model's ranking.
+        `source` shows where the configs come from.
         """
         asked: dict[str, Any] = {
             "model": model,
@@ -259,7 +263,7 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Export the best config, or a trial's config, for a trainer and a scheduler (default:
         shell): {trainer, config, argv, env, files, notes, tuned, job}."""
-        if not trainer:  # another path
+        if not trainer:  # an empty name would change the path
             raise NotFoundError(
                 "there is no trainer ''",
                 remedy="`autotune trainers` lists the trainers",
@@ -300,11 +304,11 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Review a launch without running it: whether the launch fits, how fast it should be, and
         which edits make it faster. `files`: texts by name, with the launch first."""
-        said: dict[str, Any] = {"model": model, "cluster": cluster, "seq_len": seq_len}
-        said |= {"batch": batch, "precision": precision, "config": config}
-        said |= {"measured_s": measured_s, "log": log}
+        options: dict[str, Any] = {"model": model, "cluster": cluster, "seq_len": seq_len}
+        options |= {"batch": batch, "precision": precision, "config": config}
+        options |= {"measured_s": measured_s, "log": log}
         return self._ask(
-            Call(method="POST", path="/review", body={"files": dict(files), **_given(said)})
+            Call(method="POST", path="/review", body={"files": dict(files), **_given(options)})
         )
 
     def health(self) -> One:
@@ -324,6 +328,7 @@ class Operations(ABC, Generic[One, Many]):
 
 
 def _answered(url: str, call: Call) -> Script[Document]:
+    """Send a request, repeat it while the service is busy or unreachable, and return its answer."""
     pause_s, tries = FIRST_PAUSE_S, RETRIES
     while True:
         outcome = yield call
@@ -332,8 +337,8 @@ def _answered(url: str, call: Call) -> Script[Document]:
                 return _document(outcome)
             if outcome.status_code not in BUSY or tries <= 0:
                 raise error_of(outcome)
-            asked = outcome.headers.get("retry-after", "")
-            wait_s = min(LONGEST_PAUSE_S, float(asked)) if asked.isdigit() else pause_s
+            retry_after = outcome.headers.get("retry-after", "")
+            wait_s = min(LONGEST_PAUSE_S, float(retry_after)) if retry_after.isdigit() else pause_s
         else:
             if tries <= 0:
                 raise unreachable(url, outcome)
@@ -343,8 +348,8 @@ def _answered(url: str, call: Call) -> Script[Document]:
 
 
 def _listed(url: str, call: Call, key: str) -> Script[list[Document]]:
-    found: list[Document] = (yield from _answered(url, call))[key]
-    return found
+    documents: list[Document] = (yield from _answered(url, call))[key]
+    return documents
 
 
 def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[Document]:
@@ -375,11 +380,8 @@ def of(study_id: str, *parts: str) -> str:
         )
     names = [str(part) for part in (study_id, *parts)]
     for name in names:
-        # however they are quoted, an address is shortened by them on its way
-        if name in (
-            ".",
-            "..",
-        ):
+        # clients and proxies remove these parts of a path, even if they are quoted
+        if name in (".", ".."):
             raise NotFoundError(
                 f"there is no resource {name!r}",
                 remedy="`studies()` lists ids and names of studies",
@@ -400,7 +402,7 @@ def address_of(url: str | None) -> str:
         parts = urlsplit(address)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
-    except ValueError:  # a bracket that is not closed, a port that is no number or too large
+    except ValueError:  # an unclosed bracket, or an invalid port
         is_valid = is_plain = False
     if not (is_valid and is_plain):
         raise SpecError(
@@ -419,16 +421,16 @@ def unreachable(url: str, error: object) -> ServiceUnavailableError:
     )
 
 
-def error_of(answer: httpx.Response) -> AutotuneError:
+def error_of(response: httpx.Response) -> AutotuneError:
     """The error in a response, as an instance of the class that the service raised."""
     try:
-        body = answer.json()["error"]
+        body = response.json()["error"]
         kind, message, field, remedy = (
             str(body[name]) for name in ("kind", "message", "field", "remedy")
         )
     except (ValueError, LookupError, TypeError):
         return ServiceError(
-            f"the service answered with HTTP {answer.status_code} and no explanation",
+            f"the service answered with HTTP {response.status_code} and no explanation",
             remedy="check that --url or AUTOTUNE_URL is the address of an autotune service",
         )
     error = _kinds().get(kind, ServiceError)(message, remedy=remedy, field=field)
@@ -448,17 +450,17 @@ def _problem(kind: type[AutotuneError], problem: Mapping[str, Any]) -> AutotuneE
     return kind(problem["message"], remedy=problem["remedy"], field=problem["field"], place=place)
 
 
-def _document(answer: httpx.Response) -> Document:
+def _document(response: httpx.Response) -> Document:
     try:
-        found = answer.json()
+        body = response.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        body = None
+    if not isinstance(body, dict):
         raise ServiceError(
-            f"{answer.url.host} did not answer like an autotune service",
+            f"{response.url.host} did not answer like an autotune service",
             remedy="check that --url or AUTOTUNE_URL is the address of an autotune service",
         )
-    return found
+    return body
 
 
 def _kinds() -> dict[str, type[AutotuneError]]:

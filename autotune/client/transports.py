@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 TIMEOUT_S = 60.0
+"""default timeout of a request, seconds"""
 
 
 class Client(Operations[Document, list[Document]]):
@@ -79,23 +80,23 @@ class Client(Operations[Document, list[Document]]):
         return _result(self.record(study_id), self.trials(study_id))
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._http.close()
 
-    def _play(self, script: Script[Reply]) -> Reply:
+    def _run(self, script: Script[Reply]) -> Reply:
         outcome: Outcome = None
         try:
             while True:
-                wanted = script.send(outcome)
-                if isinstance(wanted, Call):
-                    outcome = self._send(wanted)
+                instruction = script.send(outcome)
+                if isinstance(instruction, Call):
+                    outcome = self._send(instruction)
                 else:
-                    time.sleep(wanted)
+                    time.sleep(instruction)
         except StopIteration as end:
             result: Reply = end.value
             return result
 
-    _one = _many = _play
+    _one = _many = _run
 
     def _send(self, call: Call) -> Outcome:
         try:
@@ -152,23 +153,23 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
         return _result(await self.record(study_id), await self.trials(study_id))
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
-    async def _play(self, script: Script[Reply]) -> Reply:
+    async def _run(self, script: Script[Reply]) -> Reply:
         outcome: Outcome = None
         try:
             while True:
-                wanted = script.send(outcome)
-                if isinstance(wanted, Call):
-                    outcome = await self._send(wanted)
+                instruction = script.send(outcome)
+                if isinstance(instruction, Call):
+                    outcome = await self._send(instruction)
                 else:
-                    await asyncio.sleep(wanted)
+                    await asyncio.sleep(instruction)
         except StopIteration as end:
             result: Reply = end.value
             return result
 
-    _one = _many = _play
+    _one = _many = _run
 
     async def _send(self, call: Call) -> Outcome:
         try:
@@ -188,10 +189,10 @@ def _result(record: Document, trials: list[Document]) -> Result:
 def _options(address: str, token: str | None, timeout_s: float) -> dict[str, Any]:
     from autotune.settings import settings
 
-    given = settings().token if token is None else token
+    token_sent = settings().token if token is None else token
     return {
         "base_url": f"{address}/api/v1",
-        "headers": {"Authorization": f"Bearer {given}"} if given else {},
+        "headers": {"Authorization": f"Bearer {token_sent}"} if token_sent else {},
         "timeout": timeout_s,
         "follow_redirects": False,
         "trust_env": False,

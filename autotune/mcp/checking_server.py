@@ -1,4 +1,4 @@
-"""A server that names unknown arguments, which the SDK would drop without a word, and that says in plain words which values are wrong."""
+"""An MCP server that rejects unknown arguments, which the SDK would silently drop, and describes wrong values in plain words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.spec.texts.validation import broken_rule
 
 
 class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not follow the package
-    """An MCP server that checks the arguments of a call by name."""
+    """An MCP server that checks the arguments of each call."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         """Call a tool. Raises `ToolError` for arguments that the tool does not have, and for wrong values."""
@@ -36,6 +36,6 @@ class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not fol
 
 
 def _in_words(problem: Any) -> str:
-    """One wrong argument: its name, the rule and the value."""
-    told = f"{'.'.join(map(str, problem['loc']))} {broken_rule(problem)}"
-    return told if problem["type"] == "missing" else f"{told}, but is {problem['input']!r:.80}"
+    """Describe a wrong argument: its name, the rule and the value."""
+    text = f"{'.'.join(map(str, problem['loc']))} {broken_rule(problem)}"
+    return text if problem["type"] == "missing" else f"{text}, but is {problem['input']!r:.80}"

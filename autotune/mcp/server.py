@@ -1,7 +1,7 @@
-"""The server: which tools there are, and errors as tool errors.
+"""Creates the server with its tools, and converts errors to tool errors.
 
-An `AutotuneError` becomes a tool error with the rule, the values and the remedy, so that an agent can fix its call. Any other exception is a fault of ours: the SDK logs it
-to standard error and tells the agent only that the tool failed.
+An `AutotuneError` becomes a tool error with the rule, the values and the remedy, so that an agent can fix its call. Any other exception is a bug of autotune: the SDK logs it
+to standard error, and the agent only learns that the tool failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_ONLY = "Studies are read-only. To submit studies, start this server with th
 
 
 def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCPServer[Any]:
-    """The server for a source of studies. `store`: measured constants for predictions; `may_submit`: whether the tools that change something are offered.
+    """Create the server for a source of studies. `store`: provides measured constants for predictions; `may_submit`: whether to include the tools that change studies.
 
     Raises `MissingExtraError` without the `mcp` extra.
     """
@@ -79,12 +79,12 @@ def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCP
 
 
 def serve_stdio(source: Source, *, store: Store | None, may_submit: bool) -> None:
-    """Serves over standard input and output until the input ends."""
+    """Serve over standard input and output until the input ends."""
     make_server(source, store=store, may_submit=may_submit).run("stdio")
 
 
 def _reporting(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """The tool, with errors of the caller as tool errors."""
+    """Wrap a tool so that errors of the caller become tool errors."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)

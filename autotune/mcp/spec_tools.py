@@ -1,6 +1,6 @@
-"""Tools that need no hardware and no study: what specs may name, what is valid, what fits, what is predicted.
+"""Tools that need no hardware and no study: catalog, valid configs, predictions, plans and reviews.
 
-A spec is the document of `autotune tune`, as an object. `store`: measured constants and profiles of this store refine the predictions.
+A spec is the document of `autotune tune`, as an object. `store`: its measured constants and profiles improve the predictions.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class SpecTools:
         space = SearchSpace.of_study(api.load_study(spec))
         varying = {name: list(values) for name, values in space.knobs.items() if len(values) > 1}
         fixed = {name: values[0] for name, values in space.knobs.items() if len(values) == 1}
-        given = {
+        non_default = {
             name: value
             for name, value in fixed.items()
             if name not in KNOBS or value != KNOBS[name].default
         }
         return LegalSpace(
-            legal=len(space), knobs=varying, fixed=given, excluded=dict(space.excluded)
+            legal=len(space), knobs=varying, fixed=non_default, excluded=dict(space.excluded)
         )
 
     def check_config(
@@ -85,21 +85,21 @@ class SpecTools:
     ) -> CheckedConfig:
         """Predict one config: whether it is valid (or why not), whether it fits into memory, and the parts of its step time and memory."""
         study = api.load_study(spec)
-        asked = complete(study.workload, config, study.space.own_knobs)
+        completed = complete(study.workload, config, study.space.own_knobs)
         capacity = study.workload.cluster.gpu.memory_bytes
-        reason = why_not_in(study, asked)
+        reason = why_not_in(study, completed)
         if reason is not None:
             return CheckedConfig(
-                config=config_text(asked),
+                config=config_text(completed),
                 legal=False,
                 reason=reason,
                 fits=None,
                 predicted=None,
                 memory_bytes=capacity,
             )
-        estimate, source = api.estimate_of(study, asked, store=self._store, profile=False)
+        estimate, source = api.estimate_of(study, completed, store=self._store, profile=False)
         return CheckedConfig(
-            config=config_text(asked),
+            config=config_text(completed),
             legal=True,
             reason="",
             fits=bool(fits(estimate)),
@@ -114,8 +114,8 @@ class SpecTools:
     def plan(self, spec: Spec, top: Top = 5) -> RankedPlan:
         """Rank the configs of the spec's space that fit, best first, according to the cost model. Nothing is run."""
         study = api.load_study(spec)
-        found = api.plan_of(study, top=top, store=self._store, profile=False)
-        miss = found.nearest_miss
+        ranked = api.plan_of(study, top=top, store=self._store, profile=False)
+        miss = ranked.nearest_miss
         return RankedPlan(
             configs=[
                 RankedConfig(
@@ -123,14 +123,14 @@ class SpecTools:
                     config=config_text(row.config),
                     predicted=Prediction.of(row.estimate),
                 )
-                for row in found.rows
+                for row in ranked.rows
             ],
-            feasible=found.feasible,
-            infeasible=dict(found.infeasible),
+            feasible=ranked.feasible,
+            infeasible=dict(ranked.infeasible),
             nearest_miss=f"{miss.config} would need {miss.need}" if miss else "",
             remedies=list(miss.remedies) if miss else [],
             cannot_run_here=api.cannot_run_here(study),
-            source=found.source,
+            source=ranked.source,
             assumed=list(study.workload.assumptions),
         )
 

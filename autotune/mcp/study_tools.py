@@ -1,7 +1,7 @@
 """Tools about studies: list them, read their results, and through a service submit and control them.
 
-`source` answers: a store, or a service through `autotune.Client`. What the caller may see and do on a service is decided by its token; its refusals arrive
-as tool errors. A store is only read: whoever can write its file can run studies with `autotune tune`, and an agent should have a token instead.
+`source` is a store, or a service accessed with `autotune.Client`. On a service, the token decides what the caller may see and do, and rejected requests
+become tool errors. A store is only read: to run studies, an agent should use a service with a token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ StudyId = Annotated[str, Field(description="Id of a study, or its name.")]
 
 
 class StudyTools:
-    """The tools, over one source."""
+    """The tools for reading studies from one source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -58,7 +58,7 @@ class StudyTools:
     ) -> list[StudySummary]:
         """List studies, newest first."""
         wanted = member_of("status", status, StudyStatus) if status else None
-        found = self._source.studies(
+        rows = self._source.studies(
             limit=limit, offset=offset, status=wanted, model=model, cluster=cluster, owner=owner,
             name=name, tag=tag,
         )["studies"]  # fmt: skip
@@ -72,7 +72,7 @@ class StudyTools:
                 trials=sum(s["trials"].values()),
                 speedup=s["speedup"],
             )
-            for s in found
+            for s in rows
         ]
 
     def study_result(self, study: StudyId) -> StudyReport:
@@ -97,13 +97,13 @@ class StudyTools:
         number: Annotated[int, Field(ge=0, description="Number of the failed trial.")],
     ) -> str:
         """Read the evidence of one failed trial: kind, message, exception and last log lines."""
-        found = trial_of(self._source.result(study), number)
-        if found.failure is None:
+        trial = trial_of(self._source.result(study), number)
+        if trial.failure is None:
             raise NotFoundError(
-                f"trial {number} of study {study} did not fail; its status is {found.status}",
+                f"trial {number} of study {study} did not fail; its status is {trial.status}",
                 remedy="`study_trials` lists the trials",
             )
-        return found.failure.evidence
+        return trial.failure.evidence
 
     def explain(
         self,
@@ -154,15 +154,15 @@ class StudyTools:
         top: Top = 3,
     ) -> KnownConfigs:
         """Find the best known configs of a model across all studies. If nothing was measured, the configs come from the most similar workload or the cost model's ranking. `source` says which."""
-        found = self._source.best_across(
+        answer = self._source.best_across(
             model=model, cluster=cluster, trainer=trainer, runner=runner, num_gpus=num_gpus,
             measured_after=measured_after, seq_len=seq_len, global_batch_size=global_batch_size,
             metric=metric, stability_weight=stability_weight, top=top,
         )  # fmt: skip
         return KnownConfigs(
-            source=found["source"],
-            configs=[_known(row) for row in found["configs"]],
-            notes=found["notes"],
+            source=answer["source"],
+            configs=[_known(row) for row in answer["configs"]],
+            notes=answer["notes"],
         )
 
     def export_launch(
@@ -179,14 +179,14 @@ class StudyTools:
         ] = None,
     ) -> LaunchFiles:
         """Export the study's best config, or that of a trial, for a trainer: command line, environment and files. Nothing is written or started."""
-        found = masked(self._source.export(study, trainer, options or {}, trial=trial))
+        launch = masked(self._source.export(study, trainer, options or {}, trial=trial))
         return LaunchFiles(
-            trainer=found["trainer"],
-            config=config_text(found["config"]),
-            argv=list(found["argv"]),
-            env=dict(found["env"]),
-            files=dict(found["files"]),
-            notes=list(found["notes"]),
+            trainer=launch["trainer"],
+            config=config_text(launch["config"]),
+            argv=list(launch["argv"]),
+            env=dict(launch["env"]),
+            files=dict(launch["files"]),
+            notes=list(launch["notes"]),
         )
 
 
@@ -209,8 +209,8 @@ class SteeringTools:
         ],
     ) -> StudyReport:
         """Submit a study to the service, which runs real trials. Call `plan` first. The token's scope must allow submitting."""
-        made = self._source.submit(spec, idempotency_key=idempotency_key)["study"]
-        return _report(self._source.status(made["id"]))
+        created = self._source.submit(spec, idempotency_key=idempotency_key)["study"]
+        return _report(self._source.status(created["id"]))
 
     def steer_study(
         self,
@@ -238,10 +238,10 @@ def _known(row: dict[str, Any]) -> KnownConfig:
     )
 
 
-def _report(found: dict[str, Any]) -> StudyReport:
-    study = found["study"]
+def _report(document: dict[str, Any]) -> StudyReport:
+    study = document["study"]
     best, baseline = (
-        Trial.from_dict(found[key]) if found[key] else None for key in ("best", "baseline")
+        Trial.from_dict(document[key]) if document[key] else None for key in ("best", "baseline")
     )
     return StudyReport(
         id=study["id"],
@@ -251,12 +251,12 @@ def _report(found: dict[str, Any]) -> StudyReport:
         trials=study["trials"],
         best=TrialRow.of(best) if best else None,
         baseline=TrialRow.of(baseline) if baseline else None,
-        speedup=found["speedup"],
-        speedup_low=found["speedup_low"],
-        speedup_high=found["speedup_high"],
+        speedup=document["speedup"],
+        speedup_low=document["speedup_low"],
+        speedup_high=document["speedup_high"],
         too_noisy=f"{noisy['message']}; {noisy['remedy']}"
-        if (noisy := found.get("too_noisy"))
+        if (noisy := document.get("too_noisy"))
         else "",
-        target=TargetRanking.of(found["target"]) if found["target"] else None,
-        notes=list(found["notes"]),
+        target=TargetRanking.of(document["target"]) if document["target"] else None,
+        notes=list(document["notes"]),
     )

@@ -1,6 +1,6 @@
-"""What the tools return. Small on purpose: an agent reads every word of it.
+"""Results of the tools. They are small, because an agent reads every word of them.
 
-Configs are text (`tp=2,pp=1,...`) that every tool and command takes back. Numbers have four significant digits; names carry units.
+Configs are text (`tp=2,pp=1,...`) that every tool and command accepts. Numbers have four significant digits; names contain units.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Prediction(ToolAnswer):
 
     @classmethod
     def of(cls, estimate: Estimate) -> Prediction:
-        """The estimated figures of one config."""
+        """The prediction from an estimate of one config."""
         return cls(**{name: rounded(getattr(estimate, name)) for name in cls.model_fields})
 
 
@@ -251,7 +251,7 @@ class TargetRanking(ToolAnswer):
 
     @classmethod
     def of(cls, target: Mapping[str, Any]) -> TargetRanking:
-        """`target`: the document of `autotune.results.target`."""
+        """The ranking from a document of `autotune.results.target`."""
         return cls(
             cluster=target["cluster"],
             num_gpus=target["num_gpus"],

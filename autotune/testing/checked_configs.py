@@ -1,5 +1,5 @@
-"""The workloads and configs on which the laws of all trainers are checked: two nodes of 8 GPUs, a
-Llama-like model, a GPT and a model with experts."""
+"""Workloads and configs for the contract tests of all trainers: two nodes of 8 GPUs, a Llama-like
+model, a GPT and a model with experts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORKLOAD = Workload(
 
 
 def configs() -> Iterator[ParallelConfig]:
-    """Some hundreds of configs that fill 8 or 16 GPUs and make a batch of 64."""
+    """A few hundred configs on 8 or 16 GPUs with a global batch of 64."""
     shapes = [
         (1, 1, 8, 1),
         (2, 2, 2, 1),
@@ -78,7 +78,7 @@ def configs() -> Iterator[ParallelConfig]:
 
 
 def one_node_configs() -> Iterator[ParallelConfig]:
-    """Some configs on one node, down to a single rank."""
+    """A few configs on one node, down to a single rank."""
     for tp, pp, dp, cp in [
         (1, 1, 1, 1),
         (1, 1, 2, 1),

@@ -1,10 +1,11 @@
-"""Which part of the program has forgotten which knob, and what the laws about knobs are checked
-over.
+"""Finds knobs that a part of the program does not handle, and provides configs for the contract
+tests of knobs.
 
-    python -m autotune.testing.knobs     one line for each knob that a part neither reads nor declares neutral or impossible; exit code 1 when there is any
+    python -m autotune.testing.knobs     prints each knob that a part neither reads nor declares neutral or impossible; exit code 1 if there is any
 
-The parts are all trainers (the native loop asks its own), the cost model and the simulated runner.
-A forgotten knob is refused by name there, so nothing is dropped in silence, but nobody can use it.
+The parts are all trainers (including the native loop), the cost model and the simulated runner. A
+part rejects a knob that it does not handle by name, so nothing is silently ignored, but nobody can
+use the knob there.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ PARTS = (
     "autotune.cost.model_knobs:COST_MODEL",
     "autotune_workers.runners.simulated:SIMULATED_RUNNER",
 )
-"""Where the parts beside the trainers say what they do with each knob."""
+"""the `KnobUse` of the parts other than trainers"""
 EXPERT_KNOBS = ("ep", "dispatcher", "ep_overlap")
 """knobs that only a model with experts can vary"""
 COUNTS = (1, 2, 4)
-"""degrees and counts that the laws try"""
+"""degrees and counts to try"""
 
 
 def knob_uses() -> tuple[KnobUse, ...]:
-    """What each part of the program does with each knob."""
+    """How each part of the program handles each knob."""
     return (
         *(trainer(name).knob_use for name in trainer_names()),
         *(resolve_name(part) for part in PARTS),
@@ -40,7 +41,7 @@ def knob_uses() -> tuple[KnobUse, ...]:
 
 
 def complaints_of(use: KnobUse) -> tuple[str, ...]:
-    """One sentence for each knob that the part has forgotten, and for each wrong declaration."""
+    """A sentence for each knob that the part does not handle, and for each wrong declaration."""
     return (
         *(
             f"the {use.part} neither reads {knob.name} nor declares it neutral or impossible"
@@ -51,8 +52,8 @@ def complaints_of(use: KnobUse) -> tuple[str, ...]:
 
 
 def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
-    """Legal configs of 2 to 8 ranks in which every knob has an effect somewhere: each axis of the
-    mesh beside each ZeRO stage."""
+    """Valid configs of 2 to 8 ranks in which every knob has an effect somewhere: each axis of the
+    mesh with each ZeRO stage."""
     plain = ParallelConfig(dp=2, micro_batch_size=2, accumulation_steps=4)
     alone = replace(plain, dp=1, precision="fp32")
     pipeline = replace(alone, pp=2)
@@ -72,22 +73,22 @@ def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=2),
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=4),
     )
-    asked = [
+    configs = [
         replace(shape, zero_stage=stage) for shape in shapes for stage in KNOBS["zero_stage"].values
     ]
-    yield from itertools.compress(asked, _legal(workload, asked))
+    yield from itertools.compress(configs, _valid(workload, configs))
 
 
 def variations(
     workload: Workload, base: ParallelConfig, knobs: Iterable[str] = FIELDS
 ) -> Iterator[tuple[Knob, Any, ParallelConfig]]:
-    """(knob, value, legal config that differs from `base` in it) for each of these knobs, and each
-    value that is neither its default nor that of `base`.
+    """Yield (knob, value, valid config with that value) for each of these knobs and each value that
+    is neither the default nor that of `base`.
 
-    Interleaved 1F1B is chosen together with stages per rank, without which it is 1F1B; everything
-    else is changed alone.
+    Only one knob is changed at a time, except that interleaved 1F1B is combined with two stages per
+    rank, without which it would be 1F1B.
     """
-    asked = list[tuple[Knob, Any, ParallelConfig]]()
+    changed = list[tuple[Knob, Any, ParallelConfig]]()
     for name in knobs:
         knob = KNOBS[name]
         for value in knob.values or COUNTS:
@@ -96,25 +97,25 @@ def variations(
             changes = {name: value}
             if value == "interleaved_1f1b" and base.virtual_stages == 1:
                 changes["virtual_stages"] = 2
-            asked.append((knob, value, replace(base, **changes)))
-    yield from itertools.compress(asked, _legal(workload, [config for _, _, config in asked]))
+            changed.append((knob, value, replace(base, **changes)))
+    yield from itertools.compress(changed, _valid(workload, [config for _, _, config in changed]))
 
 
 def varied_configs(workload: Workload, knobs: Iterable[str] = FIELDS) -> Iterator[ParallelConfig]:
-    """Legal configs in which one of these knobs has another value than in a base config."""
-    asked = (repr(workload), tuple(knobs))
-    if asked not in _VARIED:
-        found = (variations(workload, base, asked[1]) for base in base_configs(workload))
-        _VARIED[asked] = [config for _, _, config in itertools.chain.from_iterable(found)]
-    yield from _VARIED[asked]
+    """Valid configs in which one of these knobs differs from a base config."""
+    key = (repr(workload), tuple(knobs))
+    if key not in _VARIED:
+        changed = (variations(workload, base, key[1]) for base in base_configs(workload))
+        _VARIED[key] = [config for _, _, config in itertools.chain.from_iterable(changed)]
+    yield from _VARIED[key]
 
 
 _VARIED: dict[tuple[str, tuple[str, ...]], list[ParallelConfig]] = {}
-"""what `varied_configs` found by workload and knobs: the laws of each trainer ask for the same"""
+"""cache of `varied_configs` by workload and knobs, because all trainers' tests use the same ones"""
 
 
-def _legal(workload: Workload, configs: Sequence[ParallelConfig]) -> Sequence[bool]:
-    """Which of them are legal, each with its own batch."""
+def _valid(workload: Workload, configs: Sequence[ParallelConfig]) -> Sequence[bool]:
+    """Whether each config is valid, with its own batch size allowed."""
     if not configs:
         return ()
     batches = tuple(sorted({config.global_batch_size for config in configs}))
@@ -125,16 +126,16 @@ def _legal(workload: Workload, configs: Sequence[ParallelConfig]) -> Sequence[bo
 
 
 def main() -> int:
-    """Prints what is forgotten."""
+    """Print the knobs that parts do not handle."""
     uses = knob_uses()
-    found = [sentence for use in uses for sentence in complaints_of(use)]
-    for sentence in found:
+    complaints = [sentence for use in uses for sentence in complaints_of(use)]
+    for sentence in complaints:
         print(sentence)
-    if not found:
+    if not complaints:
         print(
             f"{len(KNOBS)} knobs: read, or declared neutral or impossible, by each of {len(uses)} parts"
         )
-    return 1 if found else 0
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

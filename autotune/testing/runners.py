@@ -1,5 +1,5 @@
-"""The contract of all runners, as a test suite. Inherit from `RunnerContract` and provide the
-`runner` and `request_for` fixtures:
+"""The contract of runners as a test suite. Inherit from `RunnerContract` and provide the `runner`
+and `request_for` fixtures:
 
 class TestMyRunner(RunnerContract):
     @pytest.fixture
@@ -38,8 +38,8 @@ def events_until_ended(
     deadline_s: float = 900.0,
     every: Callable[[RunnerEvent], None] | None = None,
 ) -> list[RunnerEvent]:
-    """Polls until each of these attempts has ended, and returns all events. Fails the test after
-    `deadline_s` seconds."""
+    """Poll until each of these attempts has ended, and return all events. Fails the test after
+    `deadline_s` seconds. `every`: called with each event."""
     waiting = set(ids)
     seen: list[RunnerEvent] = []
     end = time.monotonic() + deadline_s
@@ -59,7 +59,7 @@ def events_until_ended(
 
 
 def ended(events: Iterable[RunnerEvent], attempt: Any = None) -> AttemptEnded:
-    """The end of the attempt; without `attempt`, of the only attempt."""
+    """The end event of an attempt, by default of the only one."""
     (end,) = [e for e in events if isinstance(e, AttemptEnded) and attempt in (None, e.id)]
     return end
 
@@ -68,7 +68,7 @@ class RunnerContract:
     """Tests that every `autotune.ports.TrialRunner` must pass."""
 
     deadline_s = 900.0
-    """deadline of one trial, s; generous, because test machines are shared"""
+    """deadline of one trial, seconds; generous, because test machines are shared"""
 
     def test_names_its_trainers_and_capacity(self, runner: TrialRunner) -> None:
         assert runner.capacity >= 1

@@ -1,8 +1,8 @@
-"""The contract of all searchers, as a test suite. Subclass `SearcherContract` in a test module and
-name the searcher; pytest runs every test.
+"""The contract of searchers as a test suite. Inherit from `SearcherContract` in a test module and
+set `searcher`.
 
-The trials come from a small simulated world: 2 nodes of 8 GPUs, some dozens of candidates, step
-times and memory from a formula that is independent of the cost model.
+The trials are simulated: 2 nodes of 8 GPUs, a few dozen candidates, step times and memory from a
+formula that is independent of the cost model.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ WORKLOAD = Workload(
 
 
 def candidates(workload: Workload = WORKLOAD) -> list[ParallelConfig]:
-    """Every tp, pp, dp, micro-batch and ZeRO stage 0 or 1 that fills the cluster and makes the
-    batch."""
+    """All combinations of tp, pp, dp, micro-batch and ZeRO stage 0 or 1 that use the whole cluster
+    and the workload's batch size."""
     gpus, batch = workload.cluster.num_gpus, workload.global_batch_sizes[0]
     powers = [1, 2, 4, 8]
     return [
@@ -74,23 +74,24 @@ def candidates(workload: Workload = WORKLOAD) -> list[ParallelConfig]:
 
 
 def truth(workload: Workload, config: ParallelConfig) -> tuple[float, float]:
-    """Step time (s) and peak memory (bytes) of a config in the contract's world."""
+    """Simulated step time (seconds) and peak memory (bytes) of a config."""
     c, m = config, workload.model
     tokens = c.global_batch_size * workload.seq_len
     parameters = 12.0 * m.num_layers * m.hidden_size**2
-    busy = 6 * parameters * tokens / (140e12 * c.world_size) * (1 + 0.3 / c.micro_batch_size)
-    bubble = busy * (c.pp - 1) / c.accumulation_steps
-    talk = 0.02 * math.log2(c.tp) * c.accumulation_steps / c.pp + 0.3 * (c.dp > 1) / (c.tp * c.pp)
-    held = 8 + (12 / c.dp if c.zero_stage else 12)
+    compute = 6 * parameters * tokens / (140e12 * c.world_size) * (1 + 0.3 / c.micro_batch_size)
+    bubble = compute * (c.pp - 1) / c.accumulation_steps
+    comm = 0.02 * math.log2(c.tp) * c.accumulation_steps / c.pp + 0.3 * (c.dp > 1) / (c.tp * c.pp)
+    bytes_per_weight = 8 + (12 / c.dp if c.zero_stage else 12)
     in_flight = min(c.pp, c.accumulation_steps) / c.pp
-    saved = (
+    activations = (
         34 * workload.seq_len * m.hidden_size * m.num_layers * c.micro_batch_size * in_flight / c.tp
     )
-    return busy + bubble + talk, parameters / (c.tp * c.pp) * held + saved + 4 * GIB
+    states = parameters / (c.tp * c.pp) * bytes_per_weight
+    return compute + bubble + comm, states + activations + 4 * GIB
 
 
 def measured(config: ParallelConfig, workload: Workload = WORKLOAD, *, number: int = 0) -> Trial:
-    """The finished trial of a config in the contract's world: measured, or out of memory."""
+    """The simulated trial of a config: measured, or out of memory."""
     step_time_s, peak_bytes = truth(workload, config)
     if peak_bytes > workload.cluster.gpu.memory_bytes:
         return failed(config, FailureKind.OUT_OF_MEMORY, number=number)
@@ -125,21 +126,22 @@ class SearcherContract:
     searcher: ClassVar[str]
     """registered name"""
     options: ClassVar[dict[str, Any]] = {}
-    """options to make it with"""
+    """its options"""
     budget: ClassVar[int] = 40
-    """trials that a test plays at most"""
+    """maximum number of trials in a test"""
 
     def make(
         self, configs: Sequence[ParallelConfig] | None = None, *, seed: int = 0, **keywords: Any
     ) -> Searcher:
-        """A fresh searcher."""
+        """Create a new searcher."""
         space = SearchSpace.of(WORKLOAD, candidates() if configs is None else configs)
         return make_searcher(self.searcher, space, seed=seed, **self.options, **keywords)
 
     def play(
         self, searcher: Searcher, answer: Any = measured, *, trials: int | None = None
     ) -> list[Trial]:
-        """Asks and tells one by one until the searcher has nothing to ask or `trials` are done."""
+        """Run simulated trials one by one until the searcher proposes nothing, or `trials` are done.
+        `answer`: returns the trial of a config."""
         played: list[Trial] = []
         while len(played) < (self.budget if trials is None else trials) and (
             asked := searcher.ask(1)
@@ -162,7 +164,7 @@ class SearcherContract:
         assert all(not searcher.reason(c) for c in candidates() if c != config)
 
     def test_same_seed_and_trials_same_next_config(self) -> None:
-        """Replay: a restarted study continues where it was."""
+        """Replay: a restarted study continues with the same config."""
         first = self.make(seed=3)
         played = self.play(first, trials=6)
         again = self.make(seed=3)
@@ -271,7 +273,7 @@ class SearcherContract:
         assert len(self.play(searcher, trials=3)) == 3
 
     def test_corrected_trials_count_as_if_they_had_been_told_so(self) -> None:
-        """The machine was slower in the third trial than was thought."""
+        """The third trial is corrected, because the machine was slower then."""
         corrected, fresh = self.make(), self.make()
         played = self.play(corrected, trials=5)
         third = played[2]
@@ -291,14 +293,14 @@ class SearcherContract:
         assert played[1].config not in searcher.ask(1)
 
     def test_repeats_are_accepted(self) -> None:
-        """Finalists are re-measured and told again."""
+        """Finalists are re-measured and passed again."""
         searcher = self.make()
         played = self.play(searcher, trials=3)
         searcher.tell([trial for trial in played if trial.is_measured])
         assert not {*searcher.ask(1)} & {t.config for t in played}
 
     def test_a_trial_that_is_told_twice_counts_once(self) -> None:
-        """Whoever tells all trials anew each time comes to the same next config."""
+        """Passing all trials again each time leads to the same next config."""
         once, again = self.make(), self.make()
         played = self.play(once, trials=4)
         for known in range(1, len(played) + 1):

@@ -1,11 +1,11 @@
-"""The contract of all trainers. Subclass `TrainerContract` in a test module, name the trainer and
-give log lines that it really prints.
+"""The contract of trainers as a test suite. Inherit from `TrainerContract` in a test module, set the
+trainer, and provide log lines that it really prints.
 
-The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either
-launched completely, or refused by limits that name the knob, and whose nearest values lead to a
-launch. Each value of each knob changes the launch, is rejected by name, or the knob is declared
-neutral. A trainer that only Python can start (`Trainer.in_python`) refuses every launch with the
-line that starts it.
+The tests use a grid of configs on 2 nodes of 8 GPUs. Each config is either launched with all its
+knobs, or rejected by limits that name the knob and whose nearest values can be launched. Each value
+of each knob changes the launch, is rejected by name, or the knob is declared neutral. A trainer
+that can only be started from Python (`Trainer.in_python`) rejects every launch, with the line that
+starts it.
 """
 
 from __future__ import annotations
@@ -52,38 +52,38 @@ from autotune.trainers.present_configuration import SETTINGS, PresentConfigurati
 
 __all__ = ["EXPERTS", "GPT", "MODEL", "WORKLOAD", "TrainerContract", "configs", "one_node_configs"]
 
-Told = tuple[Limit, ...] | dict[str, Any]
-"""why a config is rejected, or what its launch tells the program"""
+Rendered = tuple[Limit, ...] | dict[str, Any]
+"""the limits that reject a config, or its launch as a document"""
 
 
 class TrainerContract:
-    """Laws of a trainer. A subclass sets `trainer`, and `options` that make it complete."""
+    """Tests that every trainer must pass. A subclass sets `trainer`, and required `options`."""
 
     trainer: ClassVar[str]
     """registered name"""
     options: ClassVar[Mapping[str, Any]] = {}
-    """what a launch needs beside the config"""
+    """options that a launch needs besides the config"""
     workload: ClassVar[Workload] = WORKLOAD
-    """what is launched"""
+    """the workload to launch"""
     settings_of_a_knob: ClassVar[Mapping[str, Any]] = {}
-    """settings that name a knob, which the trainer refuses; only where it has the option
-    `settings`"""
+    """settings that correspond to a knob, which the trainer rejects; only for trainers with the
+    option `settings`"""
     notes_count: ClassVar[bool] = False
-    """whether a note may tell the value of a knob: only where the user's own program is started,
-    which nothing else can tell"""
+    """whether the value of a knob may appear only in a note; for trainers that start the user's own
+    program, which may have no option for it"""
     log_lines: ClassVar[Mapping[str, StepMetrics | None]] = {}
-    """lines that it prints, with what they say; None for lines that say nothing about a step"""
+    """lines that it prints, with their metrics; None for lines that do not report a step"""
 
     def subject(self) -> Trainer:
         """The trainer."""
         return trainer(self.trainer)
 
     def launched(self, **knobs: Any) -> Launch:
-        """The launch of a config with these knobs; the batch is made whole by accumulation."""
+        """The launch of a config with these knobs; accumulation_steps defaults to a batch of 64."""
         config = ParallelConfig(**knobs)
         if "accumulation_steps" not in knobs:
             config = replace(config, accumulation_steps=64 // (config.dp * config.micro_batch_size))
-        return self.subject().launch(self.workload, config, self._with_meeting())
+        return self.subject().launch(self.workload, config, self._options_with_master())
 
     def test_it_is_found_by_its_name(self) -> None:
         assert self.trainer in trainer_names()
@@ -96,7 +96,7 @@ class TrainerContract:
     def test_every_config_is_launched_or_refused_with_the_knob(self) -> None:
         self._skip_without_launches()
         subject, launched = self.subject(), 0
-        given = self._with_meeting()
+        given = self._options_with_master()
         for config in configs():
             limits = subject.limits(self.workload, config, given)
             if not limits:
@@ -117,7 +117,7 @@ class TrainerContract:
     def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(
         self,
     ) -> None:
-        subject, given = self.subject(), self._with_meeting()
+        subject, given = self.subject(), self._options_with_master()
         if not subject.in_python:
             pytest.skip("its launches start it")
         for config in configs():
@@ -138,13 +138,13 @@ class TrainerContract:
         experts = replace(self.workload, model=EXPERTS)
         for workload, knobs in ((self.workload, FIELDS), (experts, EXPERT_KNOBS)):
             for base in base_configs(workload):
-                start = self._told(workload, base)
+                start = self._rendered(workload, base)
                 for knob, value, config in variations(workload, base, knobs):
-                    # of degrees and counts one value suffices
+                    # one value is enough for degrees and counts
                     key = (knob.name, value if knob.values else None)
-                    told = self._told(workload, config)
+                    rendered = self._rendered(workload, config)
                     seen[key] = seen.get(key, False) | self._makes_a_difference(
-                        knob, (base, start), (config, told)
+                        knob, (base, start), (config, rendered)
                     )
         assert {name for name, _ in seen} == set(FIELDS)
         ignored = [f"{name}={value}" for (name, value), differs in seen.items() if not differs]
@@ -154,7 +154,7 @@ class TrainerContract:
         )
 
     def test_every_refusal_says_what_to_do_instead(self) -> None:
-        subject, given = self.subject(), self._with_meeting()
+        subject, given = self.subject(), self._options_with_master()
         models = (
             self.workload.model,
             EXPERTS,
@@ -174,13 +174,13 @@ class TrainerContract:
         assert not silent
 
     def test_a_knob_of_the_study_is_carried_or_refused_by_name(self) -> None:
-        subject, given = self.subject(), self._with_meeting()
+        subject, given = self.subject(), self._options_with_master()
         plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
         one, two = (replace(plain, extra={"made_up_knob": value}) for value in ("red", "green"))
         if not subject.own_knob_refusal("made_up_knob", subject.checked(given)):
             subject.check_own_knobs(["made_up_knob"], given)
             self._skip_without_launches()
-            assert self._told(self.workload, one) != self._told(self.workload, two)
+            assert self._rendered(self.workload, one) != self._rendered(self.workload, two)
             return
         assert "made_up_knob" in {limit.knob for limit in subject.limits(self.workload, one, given)}
         with pytest.raises(SpecError) as caught:
@@ -188,7 +188,7 @@ class TrainerContract:
         assert caught.value.field == "knobs.made_up_knob"
 
     def test_a_launch_is_read_as_the_config_that_was_launched(self) -> None:
-        subject, given, read = self.subject(), self._with_meeting(), 0
+        subject, given, read = self.subject(), self._options_with_master(), 0
         if not subject.can_import:
             with pytest.raises(SpecError, match="no configuration format to read"):
                 subject.read_config(PresentConfiguration(files={"config.json": "{}"}))
@@ -205,24 +205,24 @@ class TrainerContract:
             reading = subject.read_config(
                 PresentConfiguration.of_launch(subject.launch(workload, config, given))
             )
-            # where the user's own program is started, the launch cannot tell what only that program
+            # the launch of the user's own program does not contain the knobs that only the program
             # knows
-            untold = [
+            unknown = [
                 n
                 for n in FIELDS
                 if n in subject.neutral or (self.notes_count and n not in reading.knobs)
             ]
-            knobs = {**reading.knobs, **{name: config.value(name) for name in untold}}
+            knobs = {**reading.knobs, **{name: config.value(name) for name in unknown}}
             assert effective(ParallelConfig(**knobs)) == effective(config), reading
             assert reading.global_batch_size == config.global_batch_size or (
-                self.notes_count and untold
+                self.notes_count and unknown
             )
             assert not reading.remarks
             read += 1
         assert read > 0
 
     def test_settings_of_the_trainers_own_are_read_and_written_again(self) -> None:
-        subject, given = self.subject(), self._with_meeting()
+        subject, given = self.subject(), self._options_with_master()
         if SETTINGS not in subject.options:
             pytest.skip("it cannot carry settings that it does not know")
         config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, zero_stage=1)
@@ -243,7 +243,7 @@ class TrainerContract:
             pytest.skip("it cannot carry settings that it does not know")
         with pytest.raises(SpecError, match="follows from the knobs") as caught:
             subject.check_own_knobs(
-                (), {**self._with_meeting(), "settings": self.settings_of_a_knob}
+                (), {**self._options_with_master(), "settings": self.settings_of_a_knob}
             )
         assert caught.value.field.startswith("trainer.settings.")
 
@@ -251,7 +251,7 @@ class TrainerContract:
         subject = self.subject()
         if "nearest" not in {option.name for option in subject.options}:
             pytest.skip("it takes configs as they are")
-        given = {**self._with_meeting(), "nearest": True}
+        given = {**self._options_with_master(), "nearest": True}
         for config in itertools.islice(configs(), 0, None, 3):
             limits = subject.limits(self.workload, config, given)
             if not limits or any(limit.nearest is None for limit in limits):
@@ -259,7 +259,7 @@ class TrainerContract:
             try:
                 launch = subject.launch(self.workload, config, given)
             except ExportError:
-                continue  # the nearest values themselves met another limit: refused with its name
+                continue  # the nearest values violate another limit
             assert all(
                 any(note.startswith(f"changed to {limit.knob}=") for note in launch.notes)
                 for limit in limits
@@ -269,12 +269,12 @@ class TrainerContract:
         subject = self.subject()
         plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
         idle = replace(plain, sequence_parallel=True, pp_schedule="gpipe")
-        assert subject.limits(self.workload, idle, self._with_meeting()) == subject.limits(
-            self.workload, plain, self._with_meeting()
+        assert subject.limits(self.workload, idle, self._options_with_master()) == subject.limits(
+            self.workload, plain, self._options_with_master()
         )
 
     def test_limits_depend_on_the_knobs_in_limited_by_alone(self) -> None:
-        subject, given = self.subject(), self._with_meeting()
+        subject, given = self.subject(), self._options_with_master()
         first: dict[tuple[Any, ...], tuple[ParallelConfig, set[str]]] = {}
         varied = (
             replace(c, micro_batch_size=m, accumulation_steps=64 // (m * c.dp))
@@ -292,7 +292,7 @@ class TrainerContract:
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
         with pytest.raises(ExportError, match="32 ranks do not fit on 2 nodes with 8 ranks each"):
-            self.subject().launch(self.workload, config, self._with_meeting())
+            self.subject().launch(self.workload, config, self._options_with_master())
 
     def test_unknown_options_are_named(self) -> None:
         self._skip_without_steps()
@@ -358,39 +358,42 @@ class TrainerContract:
             pytest.skip("its number of steps is set by whoever starts it")
 
     def _makes_a_difference(
-        self, knob: Knob, first: tuple[ParallelConfig, Told], second: tuple[ParallelConfig, Told]
+        self,
+        knob: Knob,
+        first: tuple[ParallelConfig, Rendered],
+        second: tuple[ParallelConfig, Rendered],
     ) -> bool:
-        """Whether the second config, which differs from the first in that knob, has another launch
-        or is rejected because of the knob."""
-        subject, (base, start), (config, told) = self.subject(), first, second
-        said = f"{knob.name}={getattr(config, knob.name)}"
-        if isinstance(told, tuple):
-            refused = any(limit.knob == knob.name for limit in told)
+        """Whether the second config, which differs from the first in this knob, has a different
+        launch or is rejected because of the knob."""
+        subject, (base, start), (config, changed) = self.subject(), first, second
+        knob_value = f"{knob.name}={getattr(config, knob.name)}"
+        if isinstance(changed, tuple):
+            refused = any(limit.knob == knob.name for limit in changed)
             assert not (refused and knob.name in subject.neutral), (
-                f"the {subject.name} trainer rejects {said}, but declares {knob.name} neutral"
+                f"the {subject.name} trainer rejects {knob_value}, but declares {knob.name} neutral"
             )
             return refused
         if isinstance(start, tuple):
             return any(limit.knob == knob.name for limit in start)
         if knob.name in subject.neutral:
-            assert told == start, (
-                f"{said} changes the {subject.name} trainer's launch for {base}, but the trainer declares {knob.name} neutral"
+            assert changed == start, (
+                f"{knob_value} changes the {subject.name} trainer's launch for {base}, but the trainer declares {knob.name} neutral"
             )
         elif effective(config) != effective(base):
-            assert told != start, (
-                f"the {subject.name} trainer ignores {said}, because its launch is the same as for {base}"
+            assert changed != start, (
+                f"the {subject.name} trainer ignores {knob_value}, because its launch is the same as for {base}"
             )
-        return told != start
+        return changed != start
 
-    def _told(self, workload: Workload, config: ParallelConfig) -> Told:
-        """Why the config is rejected, or what a launch tells the program."""
-        given = self._with_meeting()
+    def _rendered(self, workload: Workload, config: ParallelConfig) -> Rendered:
+        """The limits that reject the config, or its launch as a document."""
+        given = self._options_with_master()
         if limits := self.subject().limits(workload, config, given):
             return limits
         launch = self.subject().launch(workload, config, given).to_dict()
         return {part: said for part, said in launch.items() if part != "notes" or self.notes_count}
 
-    def _with_meeting(self) -> dict[str, Any]:
+    def _options_with_master(self) -> dict[str, Any]:
         known = {option.name for option in self.subject().options}
         return {**({"master_addr": "node0"} if "master_addr" in known else {}), **self.options}
 

@@ -1,4 +1,4 @@
-"""The contract of all stores, as a test suite. Inherit from `StoreContract` and provide the `store`
+"""The contract of stores as a test suite. Inherit from `StoreContract` and provide the `store`
 fixture:
 
 class TestMyStore(StoreContract):
@@ -6,11 +6,11 @@ class TestMyStore(StoreContract):
     def store(self): ...                          # a fresh, empty store; closed by the fixture
 
     study_contract.py       submission, lookup, status, history            lease_contract.py    one holder at a time
-    trial_contract.py       trials, attempts and steps under a lease       knowledge_contract.py    the best, what is measured once
-    decision_contract.py    what follows from one event, in one transaction
+    trial_contract.py       trials, attempts and steps under a lease       knowledge_contract.py    best configs, calibrations, profiles
+    decision_contract.py    decisions in one transaction
     annotation_contract.py  notes, tags and deletion, a part of
-    service_contract.py     `ServiceStoreContract`: tokens, audit, counts, for a store that the service runs on
-    sample_studies.py       what a store is filled with: `a_study`, `pending`, `measured`, `failed`, `run_trial`; other tests use them too
+    service_contract.py     `ServiceStoreContract`: tokens, audit, counts, for a store used by the service
+    sample_studies.py       sample data: `a_study`, `pending`, `measured`, `failed`, `run_trial`; also used by other tests
 """
 
 from autotune.testing.stores.annotation_contract import AnnotationContract
@@ -40,7 +40,7 @@ from autotune.testing.stores.trial_contract import TrialContract
 class StoreContract(
     StudyContract, LeaseContract, TrialContract, DecisionContract, KnowledgeContract
 ):
-    """Laws of `autotune.ports.Store`."""
+    """Tests that every `autotune.ports.Store` must pass."""
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Laws of `AnnotationStore` and of deleting a study."""
+"""Contract of `AnnotationStore`, and of deleting a study."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.testing.stores.store_fixture import StoreFixture
 
 
 class AnnotationContract(StoreFixture):
-    """Notes and tags are kept, found and removed; a deleted study leaves nothing behind."""
+    """Notes and tags are stored, found and removed; a deleted study leaves nothing behind."""
 
     def test_notes_are_kept_in_order_and_removed_by_number(self, store: ServiceStore) -> None:
         study = store.submit(a_study(), {}).id

@@ -1,4 +1,5 @@
-"""Laws of `TrialWriter.keep_decision`: a decision is kept once and as a whole, or not at all."""
+"""Contract of `TrialWriter.keep_decision`: a decision is written once, and as a whole or not at
+all."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ LOST = Failure(kind=FailureKind.WORKER_LOST, message="gone")
 
 
 def decision(number: int, *facts: Fact, **changes: Any) -> Decision:
-    """The decision of that number, after a tick."""
+    """A decision with this number, caused by a tick."""
     return Decision(number=number, cause={"event": "Tick"}, facts=facts, **changes)
 
 
 class DecisionContract(StoreFixture):
-    """What follows from one event is kept together."""
+    """The facts of a decision are written together."""
 
     def test_a_decision_is_kept_once_and_as_a_whole(self, store: LeasedStore) -> None:
         lease = running_study(store)

@@ -1,5 +1,5 @@
-"""Laws of `HistoryReader`, `ObservedStore`, `CalibrationStore`, `ProfileStore` and
-`ReferenceLossStore`: what all studies together know."""
+"""Contract of `HistoryReader`, `ObservedStore`, `CalibrationStore`, `ProfileStore` and
+`ReferenceLossStore`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from autotune.testing.stores.store_fixture import StoreFixture
 
 
 def end(store: LeasedStore, lease: Lease, **fields: Unpack[StudyFields]) -> None:
-    """The study COMPLETED, with these fields."""
+    """Set the study to COMPLETED, with these fields."""
     store.set_status(
         lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, **fields
     )
 
 
 class KnowledgeContract(StoreFixture):
-    """The best across studies, and what is measured once for all of them."""
+    """The best configs across studies, and data shared by all studies."""
 
     def test_best_ranks_measured_trials_by_throughput_per_gpu_of_the_cluster(
         self, store: Store

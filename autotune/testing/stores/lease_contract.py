@@ -1,4 +1,4 @@
-"""Laws of `LeaseKeeper`: one holder at a time, and whoever lost the lease writes no more."""
+"""Contract of `LeaseKeeper`: one holder at a time, and no writes with an expired lease."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOST = Failure(kind=FailureKind.WORKER_LOST, message="gone")
 
 
 class LeaseContract(StoreFixture):
-    """A study has at most one holder; a larger fence is newer."""
+    """A study has at most one holder; a larger fencing number is newer."""
 
     def test_one_holder_at_a_time(self, store: LeasedStore) -> None:
         record = store.submit(a_study(), {})

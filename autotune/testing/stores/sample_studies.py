@@ -1,5 +1,5 @@
-"""What stores are filled with in tests: a study, trials that wait, were measured or failed, and
-what a controller writes of them."""
+"""Sample data for tests of stores: a study, pending, measured and failed trials, and a controller's
+writes about them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from autotune.spec import (
 )
 
 LONG_S = 3600.0
-"""A lease that outlives every test."""
+"""duration of a lease that outlives every test, seconds"""
 
 
 def a_study(
@@ -79,7 +79,7 @@ def a_study(
 
 
 def an_estimate() -> Estimate:
-    """A prediction with a number in every field."""
+    """An estimate with a value in every field."""
     parts = dict.fromkeys(TimeParts.__dataclass_fields__, 0.1)
     memory = dict.fromkeys(MemoryParts.__dataclass_fields__, 1e9)
     return Estimate(
@@ -99,7 +99,7 @@ def an_estimate() -> Estimate:
 
 
 def pending(number: int, config: ParallelConfig | None = None, **fields: Any) -> Trial:
-    """A trial that has not run; by default each number has a config of its own."""
+    """A trial that has not run. By default, each number has a different config."""
     config = config or ParallelConfig(dp=8, micro_batch_size=number + 1)
     return Trial(
         config=config,
@@ -114,7 +114,7 @@ def pending(number: int, config: ParallelConfig | None = None, **fields: Any) ->
 def measured(
     trial: Trial, *, step_time_s: float = 0.5, status: TrialStatus = TrialStatus.COMPLETED
 ) -> Trial:
-    """The trial, measured with steps of that time: 32 * 1024 tokens per step on 8 ranks."""
+    """The trial with a measurement: steps of about this time, 32 * 1024 tokens per step, 8 ranks."""
     measurement = Measurement(
         step_times_s=(step_time_s, step_time_s * 1.1, step_time_s * 0.9),
         peak_memory_bytes=7.5e9,
@@ -136,7 +136,7 @@ def measured(
 
 
 def failed(trial: Trial, kind: FailureKind = FailureKind.OUT_OF_MEMORY) -> Trial:
-    """The trial, failed with evidence that is hard to keep."""
+    """The trial with a failure whose texts contain characters that are hard to store."""
     failure = Failure(
         kind=kind,
         message="no room\0 left",
@@ -149,13 +149,13 @@ def failed(trial: Trial, kind: FailureKind = FailureKind.OUT_OF_MEMORY) -> Trial
 
 
 def decide(store: LeasedStore, lease: Lease, *facts: Fact) -> None:
-    """Keeps these facts as the study's next decision, caused by a tick."""
+    """Write these facts as the study's next decision, caused by a tick."""
     number = store.study(lease.study).decisions + 1
     store.keep_decision(lease, Decision(number=number, cause={"event": "Tick"}, facts=facts))
 
 
 def launch(lease: Lease, number: int, attempt: int) -> StartAttempt:
-    """The start of an attempt. A store keeps of it which attempt of which trial it is."""
+    """The fact that starts an attempt. A store uses only the numbers of trial and attempt."""
     trial, study = pending(number), a_study()
     request = TrialRequest(
         study=lease.study,
@@ -171,7 +171,7 @@ def launch(lease: Lease, number: int, attempt: int) -> StartAttempt:
 
 
 def run_trial(store: LeasedStore, lease: Lease, trial: Trial) -> None:
-    """Asks, starts and ends a terminal `trial` as a controller would."""
+    """Write the creation, start and end of a terminal `trial`, as a controller does."""
     asked = replace(
         trial, status=TrialStatus.PENDING, attempts=0, measurement=None, reward=None, failure=None
     )
@@ -193,7 +193,7 @@ def running_study(
 
 
 def reported(attempt: AttemptId, first_step: int, step_times_s: Sequence[float]) -> StepsReported:
-    """A report of those steps; losses and norms follow from the times."""
+    """A report of steps with these times, and losses and norms derived from them."""
     return StepsReported(
         id=attempt,
         first_step=first_step,
@@ -204,22 +204,21 @@ def reported(attempt: AttemptId, first_step: int, step_times_s: Sequence[float])
 
 
 def kinds(store: StudyReader, study_id: str) -> list[str]:
-    """The kinds of a study's events in order, after a check that their numbers have no gap."""
+    """The kinds of a study's events in order. Asserts that their numbers have no gaps."""
     events = store.events(study_id, limit=100_000)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     return [event.kind for event in events]
 
 
 def told(store: StudyReader, study_id: str) -> list[str]:
-    """The same without the decisions that caused them."""
+    """The kinds of a study's events in order, without those of decisions."""
     return [kind for kind in kinds(store, study_id) if kind != "study.decided"]
 
 
 def an_observed_run(
     study: Study | None, *, step_time_s: float = 0.5, program: str = "train.py"
 ) -> ObservedRun:
-    """A run of ten steps of the study's workload; with None, a run of a program of which only the
-    end was observed."""
+    """A run of the study's workload; with None, a run of which only the end was observed."""
     at = datetime(2026, 11, 3, 9, 30, tzinfo=UTC)
     seen = None
     if study is not None:

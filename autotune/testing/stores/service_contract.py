@@ -1,4 +1,4 @@
-"""Laws of `ServiceStore` beyond `Store`: tokens, audit, counts."""
+"""Contract of `ServiceStore` beyond `Store`: tokens, audit log, counts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from autotune.testing.stores.sample_studies import (
 
 
 class ServiceStoreContract(AnnotationContract):
-    """Tokens are known by their text alone, the audit is read in order, counts are those of the
-    moment."""
+    """Tokens are recognized only by their text, the audit log is read in order, and counts are
+    current."""
 
     def test_a_token_is_known_by_its_text_alone(self, store: ServiceStore) -> None:
         token, text = store.tokens.create("ada", "submit")

@@ -1,4 +1,4 @@
-"""The one thing that a store's tests must give: a fresh store."""
+"""The fixture that tests of a store must provide: an empty store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 
 class StoreFixture:
-    """The base of the suites."""
+    """Base of the contract suites."""
 
     @pytest.fixture
     def store(self) -> Any:
-        """A fresh, empty store; to be given by the subclass."""
+        """A new, empty store; subclasses must override it."""
         raise NotImplementedError("define a `store` fixture")

@@ -1,4 +1,4 @@
-"""Laws of `StudyReader` and `StudyWriter`: submission, lookup, status, history."""
+"""Contract of `StudyReader` and `StudyWriter`: submission, lookup, status, history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autotune.testing.stores.store_fixture import StoreFixture
 
 
 class StudyContract(StoreFixture):
-    """Studies are kept once, found, moved by compare-and-set, and every change is in the
+    """Studies are stored once, found, changed by compare-and-set, and every change is in the
     history."""
 
     # -- submission and lookup

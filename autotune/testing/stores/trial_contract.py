@@ -1,4 +1,4 @@
-"""Laws of `TrialWriter`: trials, attempts and steps under a lease."""
+"""Contract of `TrialWriter`: trials, attempts and steps under a lease."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOST = Failure(kind=FailureKind.WORKER_LOST, message="gone")
 
 
 class TrialContract(StoreFixture):
-    """A trial is asked, started and ended once; what ended never changes."""
+    """A trial is created, started and ended once, and never changes after its end."""
 
     # -- trials
 
