@@ -4,10 +4,10 @@ real trials.
     study  = autotune.load_study("spec.yaml")
     result = autotune.tune(study)                        # result.best.config, result.trials, result.speedup
     table  = autotune.estimate(study.workload, configs)  # one config, or a list of them
-    found  = autotune.review("train.sh", cluster="h100-sxm")   # found.edits, found.estimate: of a launch as it is
+    found  = autotune.review("train.sh", cluster="h100-sxm")   # found.edits, found.estimate: review of an existing launch
     answer, = autotune.fit(study)                        # answer.verdict, answer.allocated_bytes: a dry run of the model, without a GPU
 
-Names are loaded when they are first used, so that `import autotune` costs nothing.
+Names are imported on first use, so that `import autotune` is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m autotune`: the command line, where its script is not on the path."""
+"""`python -m autotune`: the command line, for environments in which its script is not on PATH."""
 
 from autotune.cli import main
 

@@ -1,13 +1,13 @@
-"""The package's functions, which load specs, run studies and answer questions about them.
+"""The package's functions: they load specs, run studies and return results. The command line, the
+service and the reports use them.
 
-    load_study, read_document, open_store     specs and stores     plan_of, what_if_of, estimate_of, compare_clusters_of   without hardware
-    prepare_check, run_check                  a few real steps     fit                                   dry runs: will it fit?
-    review                                    a launch as it is, without a spec
-    tune, submit_study, run_study, act        studies              cannot_run_here                       what this machine lacks
-    result_of, document, best_document, ...   what came out        calibrate                             measures this cluster
+    load_study, read_document, open_store     specs and stores     plan_of, what_if_of, estimate_of, compare_clusters_of   predictions, without hardware
+    prepare_check, run_check                  a few real steps     fit                                   dry runs: memory needed
+    review                                    an existing launch, without a spec
+    tune, submit_study, run_study, act        studies              cannot_run_here                       why this machine cannot run a study
+    result_of, document, best_document, ...   results              calibrate                             measures this cluster
 
-The command line, the service and the reports come through here. What a study chooses by name
-(searcher, runner, trainer, store) is imported on first use.
+Searchers, runners, trainers and stores are imported on first use.
 """
 
 from __future__ import annotations
@@ -232,39 +232,41 @@ def tune(
 
     if isinstance(searcher, Searcher):
         searcher = OneSearcher(searcher)
-    made_by = None if searcher is None or isinstance(searcher, str) else searcher
+    factory = None if searcher is None or isinstance(searcher, str) else searcher
     if searcher is not None:
         study, spec = _with_searcher(study, spec, searcher)
     if runner is not None:
-        study, spec = run_by(study, runner), {**spec, "runner": runner_name(runner)} if spec else {}
+        study = run_by(study, runner)
+        spec = {**spec, "runner": runner_name(runner)} if spec else {}
     with contextlib.ExitStack() as at_the_end, _opened(store) as database:
         if runner is not None:
             at_the_end.callback(runner.close)
         assembly = None
         if study_id is None:
-            found = _unfinished(database, study, spec or {}) if resume else None
-            if found is None:
+            record = _unfinished(database, study, spec or {}) if resume else None
+            if record is None:
                 if profile and study.workload.model.code is not None:
                     profile_first(
                         study, database, on_event or (lambda _: None), passed=runner is not None
                     )
                 assembly = assemble(study, database)
-                found = submit_study(
+                record = submit_study(
                     database,
                     study,
                     spec,
                     owner=owner,
                     join=resume,
-                    searcher=made_by,
+                    searcher=factory,
                     here=True,
                     runner=runner,
                     assembly=assembly,
                 )
-            study_id = found.id
+            study_id = record.id
         if database.study(study_id).wanted is Wanted.PAUSE:
             act(database, study_id, "resume")
-        heard = with_callbacks(on_event, on_trial=on_trial, on_best=on_best)
+        callbacks = with_callbacks(on_event, on_trial=on_trial, on_best=on_best)
         job = allocation()
+        requeues = bool(((spec or {}).get("slurm") or {}).get("requeue"))
         with (
             interrupts() as interrupted,
             contextlib.closing(JobClock(job)) if job else contextlib.nullcontext() as clock,
@@ -272,11 +274,11 @@ def tune(
             result = run_study(
                 database,
                 study_id,
-                on_event=heard,
+                on_event=callbacks,
                 interrupted=interrupted,
                 left_s=left_s if clock is None else clock.left_s,
-                goes_on=bool(((spec or {}).get("slurm") or {}).get("requeue")),
-                searcher=made_by,
+                goes_on=requeues,
+                searcher=factory,
                 runner=runner,
                 assembly=assembly,
             )
@@ -311,9 +313,9 @@ def fit(
     chosen = configs_of(
         asked, configs, top=top, calibration=stored_calibration(workload, store), space=space
     )
-    formulas = measured_constants(workload, store)
+    constants = measured_constants(workload, store)
     return answers(
-        workload, chosen, runner=runner, limits=limits, calibration=formulas, on_rank=on_rank
+        workload, chosen, runner=runner, limits=limits, calibration=constants, on_rank=on_rank
     )
 
 
@@ -343,13 +345,13 @@ def calibrate(
             remedy=f"use {', '.join(calibrator_names())} on a machine of that cluster",
             field="cluster",
         )
-    tell = on_progress or (lambda _: None)
-    joined = {"runner": "ray"} if cluster == "local" and os.environ.get("RAY_ADDRESS") else {}
+    report = on_progress or (lambda _: None)
+    options = {"runner": "ray"} if cluster == "local" and os.environ.get("RAY_ADDRESS") else {}
     measured = calibrator(cluster)(
-        progress=lambda what, done: tell(f"{done:4.0%} {what}"), **joined
+        progress=lambda what, done: report(f"{done:4.0%} {what}"), **options
     )
     for each in measured.get("out_of_line", ()):
-        (on_out_of_line or (lambda stray: tell(str(stray["text"]))))(each)
+        (on_out_of_line or (lambda stray: report(str(stray["text"]))))(each)
     here = local_cluster()
     constants = Calibration.from_measurements(measured, cluster=here, trainer=trainer)
     if store is not None:

@@ -1,8 +1,8 @@
-"""The data that ships with the package: search spaces, ready-made study specs, dashboards.
+"""The package's data files: search spaces, ready-made study specs, dashboards.
 
-In a wheel the folders lie inside the package (`autotune/data/NAME`), in a checkout beside it
-(`NAME/`). The packaged copy comes first, because a folder beside an installed package belongs to
-some other program.
+In a wheel, the folders are inside the package (`autotune/data/NAME`); in a checkout, next to it
+(`NAME/`). The folder inside the package takes precedence, because one next to an installed package
+may belong to another program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def search_spaces() -> Path:
-    """The folder of search spaces; `studies/` in it holds ready-made study specs."""
+    """The folder of search spaces; its subfolder `studies/` has ready-made study specs."""
     return _folder("search_spaces")
 
 
@@ -43,7 +43,7 @@ def study_files() -> dict[str, Path]:
 
 
 def space_file(name: str) -> Path:
-    """The file of the search space of that name. Raises `CatalogError` with the nearest name."""
+    """The file of the search space with this name. Raises `CatalogError` for an unknown name."""
     files = space_files()
     if name not in files:
         raise CatalogError(
@@ -56,7 +56,7 @@ def space_file(name: str) -> Path:
 
 
 def _folder(name: str, package: Path | None = None) -> Path:
-    """The folder of that name: inside the package, else beside it."""
+    """The data folder with this name: inside the package, or else next to it."""
     home = _PACKAGE if package is None else package
     places = (home / "data" / name, home.parent / name)
     for place in places:

@@ -1,9 +1,9 @@
-"""The cluster `local`: the GPUs of this machine, or its CPU.
+"""Detects the cluster `local`: this machine's GPUs, or its CPU.
 
-GPUs are counted by a child process through the driver's library: CUDA_VISIBLE_DEVICES and MIG
-slices count, torch is not imported, and no CUDA context is left in this process. Without a GPU the
-cluster has up to `MAX_CPU_RANKS` ranks, processes on the CPU that share its memory evenly. Where a
-control group (container) limits CPU or memory, its limit is used.
+GPUs are counted by a child process with the driver's library, so CUDA_VISIBLE_DEVICES and MIG are
+respected, torch is not imported, and no CUDA context remains in this process. Without a GPU, the
+cluster has up to `MAX_CPU_RANKS` CPU processes as ranks, which share the memory equally. CPU and
+memory limits of cgroups (containers) are respected.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from autotune.spec import ClusterSpec, GpuSpec
 from autotune.spec.catalog import cluster_of, gpu
 
 MAX_CPU_RANKS = 4
+"""maximum number of ranks on a CPU"""
 MIN_RANK_BYTES = 1 << 30
-"""A rank with torch and gloo loaded needs most of this before it has a model."""
+"""minimum memory of a rank, bytes; torch and gloo alone need most of it"""
 PROBE_TIMEOUT_S = 60.0
+"""timeout of the child process that counts GPUs, seconds"""
 _DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/proc/driver/nvidia/version")
 _NO_LIMIT = 1 << 60
-"""Control groups without a limit report a number beyond this, or a word."""
+"""cgroups without a memory limit report a larger number than this, or a word"""
 
 _PROBE = """
 import ctypes, json
@@ -50,18 +52,18 @@ print(json.dumps(devices))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """A GPU as the driver describes it."""
+    """A GPU as described by the driver."""
 
     name: str
-    """the product's name"""
+    """product name"""
     memory_bytes: int
-    """all of its memory"""
+    """total memory"""
     sms: int
-    """streaming multiprocessors"""
+    """number of streaming multiprocessors"""
     clock_khz: int
-    """highest clock of the cores"""
+    """maximum core clock"""
     memory_clock_khz: int
-    """highest clock of the memory; 0 where the driver does not say"""
+    """maximum memory clock; 0 if unknown"""
     bus_bits: int
     """width of the memory bus"""
     major: int
@@ -71,19 +73,19 @@ class CudaDevice:
 
 
 def local_cluster() -> ClusterSpec:
-    """This machine: its CUDA GPUs where it has any, else ranks on the CPU."""
+    """This machine as a cluster: its CUDA GPUs of the first one's type, or ranks on the CPU."""
     devices = cuda_devices()
     if not devices:
         return cpu_cluster(memory_bytes(), cores=usable_cores())
-    alike = [device for device in devices if device.name == devices[0].name]
-    return cluster_of(gpu_of(devices[0]), num_nodes=1, gpus_per_node=len(alike))
+    same_type = [device for device in devices if device.name == devices[0].name]
+    return cluster_of(gpu_of(devices[0]), num_nodes=1, gpus_per_node=len(same_type))
 
 
 def cpu_cluster(
     memory: int, *, max_ranks: int = MAX_CPU_RANKS, cores: int | None = None
 ) -> ClusterSpec:
-    """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even
-    share of it; they share `cores`."""
+    """A cluster of CPU ranks, each with an equal share of `memory` (bytes): as many as have
+    `MIN_RANK_BYTES`, halved from `max_ranks` until they do. They share `cores`."""
     ranks = max_ranks
     while ranks > 1 and memory // ranks < MIN_RANK_BYTES:
         ranks //= 2
@@ -92,10 +94,10 @@ def cpu_cluster(
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: those that it may run on, but no more than the tightest
-    processor time that its control groups allow, rounded up.
+    """Number of cores that this process may use: those in its affinity mask, at most the smallest
+    CPU quota of its cgroups, rounded up.
 
-    `root`: where /proc and /sys are.
+    `root`: the folder that contains proc/ and sys/.
     """
     allowed = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -104,7 +106,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cuda_devices() -> list[CudaDevice]:
-    """The CUDA devices that this process would see; none when there is no driver, or it does not
+    """The CUDA devices that are visible to this process; empty if there is no driver, or it does not
     answer."""
     if not any(os.path.exists(path) for path in _DRIVER_FILES):
         return []
@@ -181,12 +183,12 @@ _KNOWN = (
     (r"V100-SXM[23]-32GB", "v100-32gb"),
     (r"V100-SXM[23]-16GB", "v100-16gb"),
 )
-"""Product names, as the driver gives them, of the catalog's GPUs."""
+"""patterns of the driver's product names, with names of the catalog"""
 
 
 def gpu_of(device: CudaDevice) -> GpuSpec:
-    """The catalog's GPU of that product, with the memory that is really there; another product by
-    its own description."""
+    """The catalog's GPU for this device, with the device's memory; for an unknown product, a GPU
+    from the driver's description."""
     for pattern, name in _KNOWN:
         if re.search(pattern, device.name):
             return replace(gpu(name), memory_bytes=float(device.memory_bytes))
@@ -204,17 +206,17 @@ _TENSOR_FLOPS = {
     (10, 3): 8192,
     (12, 0): 1024,
 }
-"""Dense fp16 FLOPs per SM and clock of the tensor cores, by compute capability (NVIDIA architecture
-white papers)."""
+"""dense fp16 FLOPs of the tensor cores per SM and clock, by compute capability (NVIDIA architecture
+white papers)"""
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
-"""fp32 multiply-adds per SM and clock; 128 for all others."""
+"""fp32 multiply-adds per SM and clock, by compute capability; 128 for all others"""
 _MEMORY_CLOCK_KHZ = 5_000_000
-"""Taken for the memory clock where the driver does not say."""
+"""memory clock if the driver does not report it"""
 
 
 def _described(device: CudaDevice) -> GpuSpec:
-    """A GPU that the catalog does not know, by multiprocessors, clocks and bus: peaks are right to
-    the order of magnitude."""
+    """A GPU that is not in the catalog, with peaks computed from multiprocessors, clocks and memory
+    bus. They are correct to the order of magnitude."""
     capability = (device.major, device.minor)
     clock = device.clock_khz * 1e3
     tensor = device.sms * _TENSOR_FLOPS.get(capability, 1024) * clock
@@ -239,37 +241,36 @@ def _described(device: CudaDevice) -> GpuSpec:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may use, bytes: the machine's, or the tightest limit of the control
-    groups that it is in.
+    """Memory that this process may use, bytes: the machine's, or the smallest limit of its cgroups.
 
-    `root`: where /proc and /sys are.
+    `root`: the folder that contains proc/ and sys/.
     """
     limits = [_machine_bytes(root), *_cgroup_limits(root)]
     return min(limit for limit in limits if limit > 0)
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory of the machine that nobody has taken, at most `memory_bytes`; all of that where the
-    system does not tell. `root`: see there."""
+    """Available memory of the machine, bytes, at most `memory_bytes`. If the system does not report
+    it, `memory_bytes`. `root`: as in `memory_bytes`."""
     total = memory_bytes(root)
     return min(total, _meminfo_bytes("MemAvailable", root) or total)
 
 
 def _machine_bytes(root: Path) -> int:
-    # not Linux
-    return _meminfo_bytes("MemTotal", root) or os.sysconf("SC_PAGE_SIZE") * os.sysconf(
-        "SC_PHYS_PAGES"
-    )
+    total = _meminfo_bytes("MemTotal", root)
+    if total:
+        return total
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux
 
 
 def _meminfo_bytes(key: str, root: Path) -> int:
-    """A size of /proc/meminfo; 0 where it is not there."""
-    found = re.search(rf"^{key}:\s+(\d+) kB", _text(root / "proc/meminfo"), flags=re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    """A size from /proc/meminfo, bytes; 0 if it is missing."""
+    match = re.search(rf"^{key}:\s+(\d+) kB", _text(root / "proc/meminfo"), flags=re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _cgroup_limits(root: Path) -> list[int]:
-    """The limits of the memory, bytes."""
+    """Memory limits of this process's cgroups, bytes."""
     texts = [
         _text(folder / ("memory.limit_in_bytes" if is_old else "memory.max")).strip()
         for folder, is_old in _cgroup_folders("memory", root)
@@ -278,7 +279,7 @@ def _cgroup_limits(root: Path) -> list[int]:
 
 
 def _cgroup_cores(root: Path) -> list[int]:
-    """The limits of the processor time, in whole cores."""
+    """CPU quotas of this process's cgroups, in cores, rounded up."""
     limits = []
     for folder, is_old in _cgroup_folders("cpu", root):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_old else ("cpu.max",)
@@ -289,8 +290,8 @@ def _cgroup_cores(root: Path) -> list[int]:
 
 
 def _cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    """The control groups of this process, with all that they lie in; whether each is of version
-    1."""
+    """Yield the folders of this process's cgroups and of all their parents, each with whether it is
+    of version 1."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):

@@ -56,7 +56,7 @@ class SourcePlace:
 
 
 class AutotuneError(Exception):
-    """Root of all errors. `message` has the rule and the values, `remedy` says what to do, `field`
+    """Base of all errors. `message` has the rule and the values, `remedy` says what to do, `field`
     is the key in the spec.
 
     `place` is the position of the field in the text of the spec, and `others` are the other errors
@@ -82,9 +82,9 @@ class AutotuneError(Exception):
 
     def by_line(self) -> list[AutotuneError]:
         """This error and the others in the order of the text; those without a position come last."""
-        found = (self, *self.others)
-        placed = sorted((error for error in found if error.place), key=attrgetter("place"))
-        return [*placed, *(error for error in found if not error.place)]
+        errors = (self, *self.others)
+        placed = sorted((error for error in errors if error.place), key=attrgetter("place"))
+        return [*placed, *(error for error in errors if not error.place)]
 
     def document(self) -> dict[str, Any]:
         """The error in the format of the public contract: {kind, message, field, remedy}, plus
@@ -100,7 +100,7 @@ class AutotuneError(Exception):
             "field": self.field,
             "remedy": self.remedy,
         }
-        found = (self, *self.others)
+        errors = (self, *self.others)
         if self.others or self.place:
             body["problems"] = [
                 {
@@ -111,7 +111,7 @@ class AutotuneError(Exception):
                     "line": error.place.line if error.place else None,
                     "column": error.place.column if error.place else None,
                 }
-                for error in found
+                for error in errors
             ]
         return body
 
@@ -134,7 +134,7 @@ class ConfigError(AutotuneError, ValueError):
 
 
 class CatalogError(AutotuneError, LookupError):
-    """No entry of that name."""
+    """There is no entry with this name."""
 
 
 class InfeasibleError(AutotuneError, ValueError):

@@ -1,5 +1,5 @@
-"""Optional dependencies: which extra of the package brings a module, and the error that names the
-extra when the module is missing.
+"""Optional dependencies: which extra of the package installs a module, and the error that names the
+extra if the module is missing.
 
     native       torch                                          trials of the native trainer on this machine, `autotune calibrate`
     ray          ray                                            the `ray` runner, `autotune serve` with its own Ray cluster
@@ -7,13 +7,13 @@ extra when the module is missing.
     postgresql   psycopg                                        stores at postgresql:// addresses
     parquet      pyarrow                                        `autotune store export --format parquet`
     optuna       optuna, cmaes                                  the searchers `optuna:*`
-    gpu          pynvml                                         readings of GPU utilization and clocks; left out without it
+    gpu          pynvml                                         readings of GPU utilization and clocks
     mcp          mcp                                            `autotune mcp`
 
-The package itself needs none of them: commands, plan, estimate, the searchers, simulated trials,
-stores in SQLite and the client work without. Code that needs an extra calls `require_extra` before
-it starts anything. A plug-in that imports more than is here fails with an `ImportError`;
-`missing_extra` says whether an extra would bring what it lacks.
+Commands, plan, estimate, the searchers, simulated trials, stores in SQLite and the client work
+without any of them. Code that needs an extra calls `require_extra` before it starts anything. If a
+plug-in fails with an `ImportError`, `missing_extra` tells whether an extra would install the
+module.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Final
 from autotune.errors import MissingExtraError
 
 DISTRIBUTION: Final = "autotune-parallel"
-"""what pip calls this package: `autotune` on PyPI is another project"""
+"""the package's name for pip; `autotune` on PyPI is another project"""
 FORMERLY: Final = "autotune"
-"""what pip calls it in an environment that installed a checkout from before the first release"""
+"""its name in environments with a checkout from before the first release"""
 
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("torch",),
@@ -42,14 +42,13 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("pynvml",),
     "mcp": ("mcp",),
 }
-"""the top-level modules that each extra brings"""
+"""the top-level modules that each extra installs"""
 
 
 def require_extra(extra: str, needed_by: str) -> None:
-    """Raises `MissingExtraError` unless every module of the extra is installed. Imports none of
-    them.
+    """Raise `MissingExtraError` unless all modules of the extra are installed. Does not import them.
 
-    `needed_by` begins the message, e.g. "the 'local' runner".
+    `needed_by`: the beginning of the message, such as "the 'local' runner".
     """
     for module in MODULES[extra]:
         if not is_installed(module):
@@ -57,24 +56,24 @@ def require_extra(extra: str, needed_by: str) -> None:
 
 
 def require_extras(extras: Sequence[str], needed_by: str, *, or_else: str = "") -> None:
-    """The same for several extras; the error names all modules that are missing, and installs their
-    extras at once. `or_else`: what works without them."""
+    """`require_extra` for several extras. The error names all missing modules, and the remedy
+    installs their extras with one command. `or_else`: appended to the remedy."""
     missing: dict[str, str] = {}
     for extra in extras:
         absent = [module for module in MODULES[extra] if not is_installed(module)]
         if absent:
             missing[extra] = absent[0]
     if missing:
-        are = "which is" if len(missing) == 1 else "which are"
+        verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise MissingExtraError(
-            f"{needed_by} needs {' and '.join(missing.values())}, {are} not installed",
-            remedy=f"install {'it' if len(missing) == 1 else 'them'} with: {install_command(','.join(missing))}{or_else}",
+            f"{needed_by} needs {' and '.join(missing.values())}, which {verb} not installed",
+            remedy=f"install {pronoun} with: {install_command(','.join(missing))}{or_else}",
         )
 
 
 def missing_extra(error: BaseException, needed_by: str) -> MissingExtraError | None:
-    """The error that names the extra, when `error` says that a module of one is not installed; None
-    for any other error."""
+    """The `MissingExtraError` for an `error` about a missing module of an extra; None for any other
+    error."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     module = (error.name or "").partition(".")[0]
@@ -88,17 +87,17 @@ def is_installed(module: str) -> bool:
     """Whether the top-level module can be found."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # an import hook that refuses it
+    except ModuleNotFoundError:  # raised by an import hook
         return False
 
 
 def install_command(extra: str) -> str:
-    """What installs the extra."""
+    """The command that installs the extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def reinstall_command() -> str:
-    """What installs this package again: of a checkout in place, else from the index."""
+    """The command that reinstalls this package: from its checkout, or else from the index."""
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install --no-deps --editable {shlex.quote(str(checkout))}"
@@ -106,8 +105,8 @@ def reinstall_command() -> str:
 
 
 def is_own(distribution: metadata.Distribution) -> bool:
-    """Whether an installed distribution is this package, by its name and by what its command
-    starts."""
+    """Whether an installed distribution is this package, by its name and its command's entry
+    point."""
     names = (DISTRIBUTION, FORMERLY)
     return distribution.name in names and any(
         e.value == "autotune.cli:main" for e in distribution.entry_points
@@ -115,10 +114,20 @@ def is_own(distribution: metadata.Distribution) -> bool:
 
 
 def own_requirements() -> tuple[str, ...]:
-    """What the installed package asks for, as its metadata says; nothing where it runs without
-    being installed."""
-    named = (one for name in (DISTRIBUTION, FORMERLY) for one in metadata.distributions(name=name))
-    return next((tuple(one.requires or ()) for one in named if is_own(one)), ())
+    """The requirements in the installed package's metadata; empty if it is not installed."""
+    distributions = (
+        distribution
+        for name in (DISTRIBUTION, FORMERLY)
+        for distribution in metadata.distributions(name=name)
+    )
+    return next(
+        (
+            tuple(distribution.requires or ())
+            for distribution in distributions
+            if is_own(distribution)
+        ),
+        (),
+    )
 
 
 def _error(module: str, extra: str, needed_by: str) -> MissingExtraError:

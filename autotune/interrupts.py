@@ -1,6 +1,6 @@
-"""Signals as a question that a loop asks. Ctrl-C and SIGTERM: the first one is heard, the second
-one interrupts outright. SIGUSR1, by which a scheduler says that the time limit comes soon (`sbatch
---signal=B:USR1@120`), is heard each time."""
+"""Makes signals available to a loop that polls them. The first Ctrl-C or SIGTERM is recorded, the
+second one raises `KeyboardInterrupt`. SIGUSR1, with which a scheduler announces the time limit
+(`sbatch --signal=B:USR1@120`), is always recorded."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ INTERRUPTED = "interrupted"
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], str]]:
-    """Why this process shall come to rest, once Ctrl-C, SIGTERM or SIGUSR1 came; empty before. Only
-    the main thread can hear signals."""
-    why: list[str] = []
+    """Context manager of a function that returns why this process must stop: `interrupted` after
+    Ctrl-C or SIGTERM, `TIME_IS_OVER` after SIGUSR1, empty before. In other threads than the main
+    one it is always empty, because they cannot handle signals."""
+    reasons: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield str
         return
 
-    def hear(number: int, frame: Any) -> None:
+    def record(number: int, frame: Any) -> None:
         if number == signal.SIGUSR1:
-            why.append(TIME_IS_OVER)
+            reasons.append(TIME_IS_OVER)
             return
-        if INTERRUPTED in why:
+        if INTERRUPTED in reasons:
             raise KeyboardInterrupt
-        why.append(INTERRUPTED)
+        reasons.append(INTERRUPTED)
 
     before = {
-        number: signal.signal(number, hear)
+        number: signal.signal(number, record)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }
     try:
-        yield lambda: why[-1] if why else ""
+        yield lambda: reasons[-1] if reasons else ""
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,5 +1,5 @@
-"""The folder of a study that runs as a job of a scheduler: the spec, and the file that starts the
-job. `slurm/submission.py` and `kubernetes/submission.py` make them."""
+"""Writes the folder of a study that runs as a scheduler's job: the spec, and the file that starts
+the job. `slurm/submission.py` and `kubernetes/submission.py` create the contents."""
 
 from __future__ import annotations
 
@@ -14,39 +14,30 @@ from autotune.spec import Study
 from autotune.whole_files import whole_file
 
 SPEC = "study.yaml"
-"""the spec in the folder"""
+"""file name of the spec in the folder"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """The files of a job, and how it is started."""
+    """The files of a job, and the command that submits it."""
 
     folder: Path
     files: Mapping[str, str]
-    """by name"""
+    """texts by file name"""
     start: str
-    """the command that submits it"""
+    """the command that submits the job"""
 
 
 def folder_name(study: Study) -> str:
-    """The name of the study's folder, and of its job."""
+    """The name of the study's folder and of its job: the study's, without special characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
 
 
 def write(made: Submission) -> list[Path]:
-    """Writes the files, which only this user can read. Raises `ConflictError` for a folder that
-    holds another study or something else."""
+    """Write the files, readable only by this user, and return their paths. Raises `ConflictError` if
+    the folder contains another study or other files."""
     made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = made.folder / SPEC
-    if (
-        is_another := kept.exists()
-        and _without_job(kept.read_text(encoding="utf-8")) != _without_job(made.files[SPEC])
-    ) or (not kept.exists() and any(made.folder.iterdir())):
-        what = (
-            "another study, or an earlier version of this one"
-            if is_another
-            else "files that do not belong to a study"
-        )
+    if what := _other_content(made):
         raise ConflictError(
             f"{made.folder} already holds {what}, but a folder can hold the results of only one spec",
             remedy="remove or rename the folder, or change the study's `name`",
@@ -61,7 +52,18 @@ def write(made: Submission) -> list[Path]:
     return written
 
 
+def _other_content(made: Submission) -> str:
+    """What the folder contains besides this study, in words; empty if nothing."""
+    existing = made.folder / SPEC
+    if not existing.exists():
+        return "files that do not belong to a study" if any(made.folder.iterdir()) else ""
+    if _without_job(existing.read_text(encoding="utf-8")) == _without_job(made.files[SPEC]):
+        return ""
+    return "another study, or an earlier version of this one"
+
+
 def _without_job(text: str) -> Any:
+    """The spec without the scheduler's settings, which may change between submissions."""
     import yaml
 
     return {

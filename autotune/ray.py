@@ -1,4 +1,4 @@
-"""Ray Train: tunes the training loop of a `ray.train.torch.TorchTrainer` that somebody has already.
+"""Ray Train: tunes the training loop of an existing `ray.train.torch.TorchTrainer`.
 
     result = tune_torch_trainer(trainer, space={"micro_batch_size": [1, 2, 4]}, model="llama-1b", seq_len=2048, global_batch_size=64)
     with_config(trainer, result.best.config).fit()
@@ -61,14 +61,14 @@ def tune_torch_trainer(
     runner_type = load(RUNNERS, RAY_TRAIN)
     runner_type.check_trainer(trainer)
     workers = int(trainer.scaling_config.max_workers)
-    own = study.get("knobs", {})
-    present = {
-        k: v for k, v in (trainer.train_loop_config or {}).items() if k in FIELDS or k in own
+    own_knobs = study.get("knobs", {})
+    baseline = {
+        k: v for k, v in (trainer.train_loop_config or {}).items() if k in FIELDS or k in own_knobs
     }
     document = {
         "name": _name(trainer.train_loop_per_worker),
-        **({"baseline": present} if present else {}),
-        "check": False,  # there is no program's log to be understood
+        **({"baseline": baseline} if baseline else {}),
+        "check": False,  # there is no program log to check
         **study,
         "model": model,
         "cluster": cluster or _cluster(trainer, workers),
@@ -85,13 +85,12 @@ def tune_torch_trainer(
 def with_config(trainer: TorchTrainer, config: ParallelConfig) -> TorchTrainer:
     """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one
     worker for each rank, ready to `fit`."""
-    made: TorchTrainer = load(RUNNERS, RAY_TRAIN).with_config(trainer, config)
-    return made
+    configured: TorchTrainer = load(RUNNERS, RAY_TRAIN).with_config(trainer, config)
+    return configured
 
 
 def _name(loop: Any) -> str:
-    """A study's name from the loop's: its module and its own, with the characters that such a name
-    may have."""
+    """A study name made from the loop's module and name, without special characters."""
     words = f"{getattr(loop, '__module__', '')}.{getattr(loop, '__qualname__', 'train')}"
     return re.sub(r"[^A-Za-z0-9_.]", "", words).strip("_.")[:100] or "ray-train"
 

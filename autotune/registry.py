@@ -1,5 +1,5 @@
-"""Searchers, trainers, runners and calibrators by name. Any package may register its own as entry
-points.
+"""Finds searchers, trainers, runners and calibrators by name. Any package can register its own as
+entry points.
 
     group                    an entry is
     autotune.searchers       a class of `autotune.search.Searcher`, or a function of a `Problem` that returns one
@@ -9,9 +9,9 @@ points.
     autotune.dry_runners     a class, called without arguments                     -> `autotune.ports.DryRunner`
     autotune.views           a class, called without arguments                     -> `autotune.results.figure.ResultView`
 
-What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when
-it is asked for by name, so that a broken one does not affect the others. Where two packages
-register one name, autotune's own counts, else that of the package that is found first.
+Those of autotune are registered in the same way, in pyproject.toml. An entry is imported only when
+it is loaded by name, so a broken one does not affect the others. If two packages register the same
+name, autotune's own entry takes precedence, then that of the package found first.
 """
 
 from __future__ import annotations
@@ -39,37 +39,35 @@ DRY_RUNNERS = "autotune.dry_runners"
 VIEWS = "autotune.views"
 
 PASSED = "python:"
-"""begins the name of an object that Python code passes instead of a registered name"""
+"""prefix of the name of an object passed by Python code instead of a registered name"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A name that a package registered."""
+    """A registered entry."""
 
     name: str
-    """by which it is asked for"""
+    """its name"""
     package: str
-    """the distribution that brings it"""
+    """the distribution that registered it"""
     version: str
-    """of that distribution"""
+    """version of that distribution"""
     entry: metadata.EntryPoint
-    """where it is: MODULE:OBJECT"""
+    """its location, MODULE:OBJECT"""
 
 
 def passed_name(kind: Any) -> str:
-    """By what name a study records a class or function that was passed, or the class of an object
-    that was: `python:MODULE.NAME`."""
+    """The name under which a study records a passed class or function: `python:MODULE.NAME`."""
     return f"{PASSED}{kind.__module__}.{kind.__qualname__}"
 
 
 def registered(group: str) -> Mapping[str, Registration]:
-    """All names of a group, in alphabetical order. Imports nothing."""
+    """All entries of a group by name, in alphabetical order. Imports nothing."""
     return _registered(tuple(sys.path)).get(group, {})
 
 
 def find(group: str, name: str) -> Registration:
-    """The registration of that name. Raises `CatalogError` with the nearest name when there is
-    none."""
+    """The entry with this name. Raises `CatalogError`, with the nearest name, if there is none."""
     known, noun = registered(group), _noun(group)
     if name not in known:
         names = ", ".join(known) or "none; is the package installed?"
@@ -82,33 +80,33 @@ def find(group: str, name: str) -> Registration:
 
 
 def load(group: str, name: str) -> Any:
-    """What is registered under that name.
+    """Import and return the object registered under this name.
 
-    Raises `CatalogError` for a name that nobody registered, `MissingExtraError` when it needs an
-    extra that is not installed, and `RunnerError` when it cannot be loaded for another reason.
+    Raises `CatalogError` for an unknown name, `MissingExtraError` if it needs an extra that is not
+    installed, and `RunnerError` if it cannot be loaded for another reason.
     """
-    found = find(group, name)
+    registration = find(group, name)
     try:
-        return found.entry.load()
+        return registration.entry.load()
     except Exception as error:  # importing other people's code may raise anything
         if (missing := missing_extra(error, f"the {_noun(group)} {name!r}")) is not None:
             raise missing from error
-        if is_outdated(found, error):
+        if is_outdated(registration, error):
             raise RunnerError(
-                f"the {_noun(group)} {name!r} cannot be loaded: the installation of {found.package} {found.version} is older than its files "
-                f"and refers to the module {found.entry.module}, which no longer exists",
-                remedy=f"install {found.package} again with: {reinstall_command()}",
+                f"the {_noun(group)} {name!r} cannot be loaded: the installation of {registration.package} {registration.version} is older than its files "
+                f"and refers to the module {registration.entry.module}, which no longer exists",
+                remedy=f"install {registration.package} again with: {reinstall_command()}",
             ) from error
         raise RunnerError(
-            f"the {_noun(group)} {name!r} ({found.entry.value} of {found.package} {found.version}) cannot be loaded: "
+            f"the {_noun(group)} {name!r} ({registration.entry.value} of {registration.package} {registration.version}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
-            remedy=f"if the module is your own, fix it; otherwise install what it needs, or a different release of {found.package} (`autotune doctor` says what is missing)",
+            remedy=f"if the module is your own, fix it; otherwise install what it needs, or a different release of {registration.package} (`autotune doctor` says what is missing)",
         ) from error
 
 
 def is_outdated(found: Registration, error: BaseException) -> bool:
-    """Whether loading failed because an installation of autotune itself names a module that its
-    files no longer have: an editable one keeps the names that it was made with."""
+    """Whether loading failed because an editable installation of autotune itself still has entry
+    points to modules that no longer exist."""
     if (
         found.package not in (DISTRIBUTION, FORMERLY)
         or not isinstance(error, ModuleNotFoundError)
@@ -119,10 +117,10 @@ def is_outdated(found: Registration, error: BaseException) -> bool:
 
 
 def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRunner]:
-    """What makes the runner of that name with these options; nothing is started.
+    """The factory of the runner with this name, after a check of the options. Starts nothing.
 
-    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does
-    not take, and `RunnerError` when it cannot be loaded.
+    Raises `CatalogError` for an unknown name, `SpecError` for an unknown option, and `RunnerError`
+    if it cannot be loaded.
     """
     factory: Callable[..., TrialRunner] = load(RUNNERS, name)
     _check_options(name, factory, options)
@@ -130,8 +128,8 @@ def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRu
 
 
 def make_runner(name: str, **options: Any) -> TrialRunner:
-    """The runner of that name. Raises what `runner_class` raises, and `RunnerError` when it cannot
-    run here."""
+    """Create the runner with this name. Raises the errors of `runner_class`, and `RunnerError` if it
+    cannot run on this machine."""
     return runner_class(name, options)(**options)
 
 
@@ -141,43 +139,43 @@ def calibrator_names() -> tuple[str, ...]:
 
 
 def calibrator(name: str = "local") -> Callable[..., dict[str, Any]]:
-    """The function that measures a cluster; called with `progress`, a function of (what, fraction
-    done), or nothing.
+    """The function that measures a cluster. Its optional argument `progress` is called with (what,
+    fraction done).
 
-    Raises `CatalogError` for an unknown name and `RunnerError` when it cannot be loaded.
+    Raises `CatalogError` for an unknown name, and `RunnerError` if it cannot be loaded.
     """
-    found: Callable[..., dict[str, Any]] = load(CALIBRATORS, name)
-    return found
+    function: Callable[..., dict[str, Any]] = load(CALIBRATORS, name)
+    return function
 
 
 def dry_runner(name: str = "local") -> DryRunner:
-    """The dry runner of that name. Raises `MissingExtraError` without torch, `CatalogError` for an
-    unknown name."""
-    found: DryRunner = load(DRY_RUNNERS, name)()
-    return found
+    """Create the dry runner with this name. Raises `MissingExtraError` without torch, `CatalogError`
+    for an unknown name."""
+    runner: DryRunner = load(DRY_RUNNERS, name)()
+    return runner
 
 
 @lru_cache(maxsize=8)
 def _registered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, Registration]]:
-    """By group. `path` is where packages are looked for: another path, another answer. Names and
-    versions are read of those packages alone that register something here: the metadata of all of
-    them take long to parse."""
-    found: dict[str, dict[str, Registration]] = {}
+    """All entries by group and name. `path`: `sys.path`, as the key of the cache. Names and versions
+    are only read from packages that register something, because parsing the metadata of all
+    packages is slow."""
+    by_group: dict[str, dict[str, Registration]] = {}
     seen: set[str] = set()
     for distribution in metadata.distributions():
         if "[autotune." not in (distribution.read_text("entry_points.txt") or ""):
             continue
         package, version, own = distribution.name, distribution.version, is_own(distribution)
-        if package in seen:  # a package that is found first hides others of its name
+        if package in seen:  # another version further back on the path
             continue
         seen.add(package)
         for entry in distribution.entry_points:
-            group = found.setdefault(entry.group, {})
+            group = by_group.setdefault(entry.group, {})
             if entry.name not in group or own:
                 group[entry.name] = Registration(
                     name=entry.name, package=package, version=version, entry=entry
                 )
-    return {group: dict(sorted(names.items())) for group, names in found.items()}
+    return {group: dict(sorted(names.items())) for group, names in by_group.items()}
 
 
 def _noun(group: str) -> str:

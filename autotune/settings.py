@@ -1,13 +1,13 @@
-"""Settings from environment variables. They are read only here, and only when `settings` is called.
+"""Settings from environment variables, which are read only here, when `settings` is called.
 
 AUTOTUNE_DATA    folder for the user's data (default: the platform's user data folder)
 AUTOTUNE_STORE   the results database, a path or URL (default: autotune.db in the data folder)
 AUTOTUNE_URL     address of a service; commands then use it instead of a store
 AUTOTUNE_TOKEN   token for that service; never printed
 
-A service sets two more for the processes of its studies: AUTOTUNE_PROGRAM_USER, the user as whom
-trainers' programs run, and AUTOTUNE_PROGRAM_ENVIRONMENT, the variables that they see beside the
-usual ones (names with commas between them).
+A service sets two more for the processes of its studies: AUTOTUNE_PROGRAM_USER, the user that runs
+trainers' programs, and AUTOTUNE_PROGRAM_ENVIRONMENT, comma-separated names of variables that are
+passed to these programs in addition to the usual ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Settings:
 
 
 def settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of that environment (default: this process's). An empty variable counts as
+    """The settings from an environment, by default this process's. An empty variable counts as
     unset."""
     given = {
         name: value.strip()
@@ -58,14 +58,16 @@ def settings(environment: Mapping[str, str] | None = None) -> Settings:
 def data_folder(environment: Mapping[str, str] | None = None) -> Path:
     """The folder of the user's data: `AUTOTUNE_DATA`, or the platform's default. It may not exist
     yet."""
-    asked = (os.environ if environment is None else environment).get("AUTOTUNE_DATA", "").strip()
-    if asked:
-        return expanded(asked, field="AUTOTUNE_DATA").absolute()
+    configured = (
+        (os.environ if environment is None else environment).get("AUTOTUNE_DATA", "").strip()
+    )
+    if configured:
+        return expanded(configured, field="AUTOTUNE_DATA").absolute()
     import platformdirs
 
     with suppress(RuntimeError):
         folder = Path(platformdirs.user_data_dir("autotune", appauthor=False))
-        if folder.is_absolute():  # releases that do not raise keep the ~
+        if folder.is_absolute():  # some releases return a path with ~ instead of raising
             return folder
     raise SpecError(
         "there is no folder for results and logs: HOME is not set, and this machine does not know this user's home folder",
@@ -74,8 +76,8 @@ def data_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def expanded(path: str | os.PathLike[str], *, field: str) -> Path:
-    """The path with a home folder in the place of `~` or `~USER`. Raises `SpecError` for a home
-    folder that is not known."""
+    """The path with `~` or `~USER` replaced by the home folder. Raises `SpecError` if that is
+    unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -87,7 +89,7 @@ def expanded(path: str | os.PathLike[str], *, field: str) -> Path:
 
 
 def user_name() -> str:
-    """The name of this process's user; `user 1000` for one without a name, as in containers."""
+    """The name of this process's user, or `user UID` if it has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -95,8 +97,8 @@ def user_name() -> str:
 
 
 def own_folder(name: str) -> Path:
-    """A folder of the user's data, made if it does not exist. Only this user can enter the data
-    folder."""
+    """A folder inside the user's data folder, created if it does not exist. Only this user can
+    access the data folder."""
     folder = data_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / name).mkdir(exist_ok=True, mode=0o700)

@@ -1,12 +1,12 @@
-"""Temporary folders that do not stay behind when their process is killed: whoever makes the next
-one of a kind removes them.
+"""Temporary folders that are cleaned up even if their process is killed: creating a folder first
+removes abandoned ones of the same kind.
 
-    autotune-KIND-XXXXXXXX/    in the folder of the system for temporary files
-        .owner                 the name of the machine, locked as long as the process that made the folder lives: the kernel gives the lock back whatever ends it
+    autotune-KIND-XXXXXXXX/    in the system's folder for temporary files
+        .owner                 contains the hostname; locked while the process that created the folder lives, because the kernel releases locks of dead processes
 
-A process that was forked without a new program holds the lock, too. Locks of other machines may not
-be seen, so their folders are left alone. Imports the standard library only, as nodes without
-autotune get this file.
+Forked children share the lock until they exec. Folders of other machines are not removed, because
+their locks may be invisible on a shared file system. Imports the standard library only, because this
+file is copied to nodes without autotune.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from typing import final
 
 LOCK = ".owner"
 YOUNG_S = 60.0
-"""age up to which a folder without an owner may be one that is about to be locked"""
+"""age up to which an unlocked folder is not removed, because its process may be about to lock it,
+seconds"""
 
 
 @final
 class TemporaryFolder:
-    """A new folder that only this user can enter, locked as long as this process lives. As a
-    context manager it gives its path, and removes it at the end."""
+    """A new folder that only this user can access, locked while this process lives. As a context
+    manager, it returns the path, and removes the folder at the end."""
 
     def __init__(self, kind: str, *, removes_abandoned: bool = True) -> None:
-        """Raises `OSError` where no folder can be made. `removes_abandoned`: first, those of this
-        kind."""
+        """Raises `OSError` if the folder cannot be created. `removes_abandoned`: first remove
+        abandoned folders of this kind."""
         if removes_abandoned:
             remove_abandoned(kind)
         self.path = Path(tempfile.mkdtemp(prefix=f"autotune-{kind}-"))
@@ -46,37 +47,38 @@ class TemporaryFolder:
         self.remove()
 
     def remove(self) -> None:
-        """Removes it with all that is in it."""
+        """Remove the folder with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def keep(self) -> None:
-        """Leaves it to a person if this process ends without removing it: no other one does."""
+        """Exclude the folder from automatic removal, so that it remains for the user if this process
+        ends without removing it."""
         (self.path / LOCK).unlink(missing_ok=True)
 
 
 def hold(folder: Path) -> int | None:
-    """Locks a new folder as long as this process lives, or the lock that is returned is open.
-    Raises `OSError`."""
+    """Lock a new folder until this process ends or the returned descriptor is closed. Raises
+    `OSError`."""
     lock = _locked(folder)
     (folder / LOCK).write_text(os.uname().nodename)
     return lock
 
 
 def remove_abandoned(kind: str) -> None:
-    """Removes this user's folders of a kind whose process is gone."""
+    """Remove this user's folders of a kind whose process has ended."""
     for folder in abandoned(kind):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def abandoned(kind: str, is_used: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
-    """This user's folders of a kind whose process is gone, each locked until the next one is asked
-    for. A young one is left out unless it `is_used`."""
+    """Yield this user's folders of a kind whose process has ended, each locked until the next one.
+    Folders younger than `YOUNG_S` are skipped unless `is_used` returns True for them."""
     for folder in Path(tempfile.gettempdir()).glob(f"autotune-{kind}-*"):
         with contextlib.suppress(OSError):
-            if folder.lstat().st_uid != os.geteuid() or not _is_of_here(folder):
+            if folder.lstat().st_uid != os.geteuid() or not _is_of_this_machine(folder):
                 continue
             is_young = time.time() - (folder / LOCK).lstat().st_mtime <= YOUNG_S
             if (is_young and not is_used(folder)) or (lock := _locked(folder)) is None:
@@ -87,12 +89,12 @@ def abandoned(kind: str, is_used: Callable[[Path], bool] = lambda _: False) -> I
                 os.close(lock)
 
 
-def _is_of_here(folder: Path) -> bool:
+def _is_of_this_machine(folder: Path) -> bool:
     return (folder / LOCK).read_text(errors="replace") == os.uname().nodename
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock of a folder; None where another process has it."""
+    """Lock a folder and return the descriptor; None if another process holds the lock."""
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
-"""Files that appear under their names when they are complete, or not at all. Imports the standard
-library only."""
+"""Writes files atomically: a file appears under its name only when it is complete. Imports the
+standard library only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _NAME_BYTES = 200
-"""of the file's own name in that of its part; file systems allow 255"""
+"""maximum length of the file's name within the name of its temporary file; file systems allow
+255"""
 
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
-    """A new, empty file beside `path` to write to, with a name that no other file has. It takes the
-    place of `path` at the end, and is removed where that fails.
+    """Context manager of a new, empty file in the folder of `path`. At the end it replaces `path`; on
+    an error it is removed.
 
-    `mode`: its permissions, less those that the umask takes. Raises `OSError`.
+    `mode`: its permissions, reduced by the umask. Raises `OSError`.
     """
     with part_of(path, mode=mode) as part:
         yield part
@@ -29,7 +30,8 @@ def whole_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def part_of(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
-    """The same, for whoever puts it in the place of `path` themselves: at the end it is removed."""
+    """As `whole_file`, but the caller replaces `path`; the file is removed at the end if it still
+    exists."""
     name = os.fsdecode(os.fsencode(path.name)[:_NAME_BYTES])
     part = path.with_name(f".{name}.{secrets.token_hex(8)}.part")
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))

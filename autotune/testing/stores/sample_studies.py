@@ -210,7 +210,7 @@ def kinds(store: StudyReader, study_id: str) -> list[str]:
     return [event.kind for event in events]
 
 
-def told(store: StudyReader, study_id: str) -> list[str]:
+def kinds_without_decisions(store: StudyReader, study_id: str) -> list[str]:
     """The kinds of a study's events in order, without those of decisions."""
     return [kind for kind in kinds(store, study_id) if kind != "study.decided"]
 

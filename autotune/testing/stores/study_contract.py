@@ -17,12 +17,12 @@ from autotune.testing.stores.sample_studies import (
     a_study,
     decide,
     kinds,
+    kinds_without_decisions,
     launch,
     measured,
     pending,
     run_trial,
     running_study,
-    told,
 )
 from autotune.testing.stores.store_fixture import StoreFixture
 
@@ -206,7 +206,7 @@ class StudyContract(StoreFixture):
                 store.want(lease.study, wanted)
         with pytest.raises(ConflictError):
             decide(store, lease, KeepTrial(trial=pending(3)))
-        history = told(store, lease.study)
+        history = kinds_without_decisions(store, lease.study)
         assert history[-4:] == ["trial.ended", "trial.ended", "study.cancelled", "trial.late"]
 
     def test_people_and_the_controller_write_into_different_places(
