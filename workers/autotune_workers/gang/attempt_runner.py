@@ -1,12 +1,11 @@
-"""Runs attempts: what gangs of ranks and programs on nodes share. They differ in what an attempt is
+"""Base class of the runners of gangs and of programs. Subclasses define what an attempt is
 (`Attempt`) and where its processes come from (`Source`).
 
-One turn: receive the processes' messages, pass them to their attempts, look for a place for those
-that have none, check the deadlines, take what attempts say, give the places of ended ones back,
-start what waits. The clock that attempts see stands still while nobody polls.
+One turn of a runner: receive messages from processes and pass them to their attempts, check whether
+waiting attempts have been placed, check deadlines, collect events, return the places of ended
+attempts, start queued ones.
 
-The wait of one attempt for its place on a cluster that others use, or that has lost nodes. All
-times in seconds on the runner's clock.
+All times are seconds on the runner's own clock, which is stopped while nobody polls.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 
 QUEUED_EVERY_S = 5.0
-"""time between two `AttemptQueued` of an attempt that waits for its placement"""
+"""interval between `AttemptQueued` events of an attempt that waits for its placement"""
 
 OCCUPIED = "other programs use the cluster, or a lost node has not been released yet"
-"""why there is no room on a cluster that is large enough: what ran on a lost node keeps its
-resources until Ray calls that node dead"""
+"""why a cluster that is large enough has no room; Ray does not release the resources of a lost node
+until it declares the node dead"""
 
 
 @final
 class PlacementWait:
-    """Ends with a failure when the cluster never was large enough, or when others use it, or nodes
-    are away, for too long."""
+    """The wait of one attempt for its placement. Fails if the cluster is too small, or if other
+    programs or missing nodes delay the placement for too long."""
 
     def __init__(self, request: TrialRequest, what: str, now_s: float) -> None:
-        """`what`: is to be placed, in words, such as "4 ranks", which may stand after "its"."""
+        """`what`: what is placed, for messages, such as "4 ranks"."""
         self._request, self._what = request, what
-        self._began_s = self._said_s = now_s
+        self._began_s = self._reported_s = now_s
 
     def look(
         self,
@@ -52,9 +51,12 @@ class PlacementWait:
         shortage: Callable[[], str],
         absence: Callable[[], str],
     ) -> Failure | AttemptQueued | None:
-        """What there is to say of an attempt that has no place yet. `placement_s`: longest wait;
-        `shortage`: why it can never be placed; `absence`: what is missing of nodes that were
-        there."""
+        """Call while the attempt is not placed. Returns a failure that ends the wait, an event to
+        pass on, or None.
+
+        `placement_s`: longest wait; `shortage`: returns why it can never be placed, `absence`:
+        which nodes are missing; both empty if nothing.
+        """
         waited_s = now_s - self._began_s
         if waited_s >= self._request.measure.start_timeout_s and (why := shortage()):
             return Failure(kind=FailureKind.INVALID, message=why)
@@ -64,67 +66,67 @@ class PlacementWait:
                 "use fewer ranks, or a larger cluster"
             )
             return Failure(kind=FailureKind.WORKER_LOST, message=message)
-        if now_s - self._said_s < QUEUED_EVERY_S:
+        if now_s - self._reported_s < QUEUED_EVERY_S:
             return None
-        self._said_s = now_s
+        self._reported_s = now_s
         reason = f"the cluster cannot fit the study's {self._what} right now, because {absence() or OCCUPIED}"
         return AttemptQueued(id=self._request.id, reason=reason)
 
 
 LONGEST_TURN_S = 0.5
-"""longest wait for messages in one turn; the attempts' clock advances by at most twice as much
+"""longest wait for messages in one turn; the runner's clock advances by at most twice as much
 between two turns"""
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one attempt runs."""
+    """The processes of one attempt."""
 
     handles: list[Any]
-    """of its processes: `RankHandle`s in the order of their ranks, or `NodeHandle`s in the order of
-    their node ranks"""
+    """`RankHandle`s in the order of ranks, or `NodeHandle`s in the order of node ranks"""
     token: Any = None
-    """by which its source knows it"""
+    """identifies the place to its source"""
 
 
 class Source(Protocol):
-    """Where places for attempts come from: `RankPools` or `ProgramPlaces`."""
+    """Provides places for attempts: `RankPools` or `ProgramPlaces`."""
 
     @property
     def capacity(self) -> int:
-        """Ranks that can be in use at once."""
+        """Number of ranks that can be in use at once."""
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         """Messages with the handles of the processes that sent them; waits up to `timeout_s` for
         the first."""
 
     def is_placed(self, place: Place, /) -> bool:
-        """Whether the place is there, so that processes can start; asked until the first yes."""
+        """Whether the resources of the place are allocated, so that processes can start. Called
+        until it is true."""
 
     def shortage(self, placement: Placement) -> str:
-        """Why there can never be such a place, in words; empty when it is only a matter of time."""
+        """Why such a place can never be allocated; empty if it can."""
 
     def absence(self, placement: Placement) -> str:
-        """What is missing now of nodes that were there, in words; empty when all others are."""
+        """Which nodes are missing now, as words for a message; empty if none is."""
 
     def disband(self, place: Place, healthy: Any, /) -> None:
-        """Takes the place back."""
+        """Takes the place back. `healthy`: see `Attempt.healthy`."""
 
     def close(self) -> None:
-        """Ends everything."""
+        """Ends all processes."""
 
 
 class Attempt(Protocol):
-    """One attempt on its place."""
+    """One attempt with its place."""
 
     placed: bool
-    """whether its place is there"""
+    """whether the resources of its place are allocated"""
     place: Place
     waiting: PlacementWait
 
     @property
     def request(self) -> TrialRequest:
-        """What is run."""
+        """The request of the attempt."""
 
     @property
     def placement(self) -> Placement:
@@ -132,7 +134,7 @@ class Attempt(Protocol):
 
     @property
     def healthy(self) -> Any:
-        """What of its place can be used again."""
+        """The part of its place that can be reused."""
 
     @property
     def over(self) -> bool:
@@ -140,48 +142,48 @@ class Attempt(Protocol):
 
     @property
     def needs_place(self) -> bool:
-        """Whether its place is still looked for."""
+        """Whether it waits for its placement."""
 
     def deadline_s(self) -> float:
-        """When it must be looked at again."""
+        """When `tick` must be called at the latest."""
 
     def begin(self, now_s: float) -> None:
-        """It has been given its place."""
+        """Called once when the attempt has got its place."""
 
     def hear(self, handle: Any, message: Message, now_s: float) -> None:
-        """A message of one of its processes."""
+        """Takes a message from one of its processes."""
 
     def hold(self, now_s: float) -> None:
-        """The time until now does not count: it is not placed yet."""
+        """Restarts its deadlines, as it is not placed yet."""
 
     def refuse(self, kind: FailureKind, message: str, now_s: float) -> None:
-        """Ends it before anything ran."""
+        """Ends it with this failure before anything ran."""
 
     def cancel(self, now_s: float) -> None:
         """Ends it: cooperative stop, then kill."""
 
     def tick(self, now_s: float) -> None:
-        """Looks at the deadlines."""
+        """Checks the deadlines."""
 
     def events(self) -> list[RunnerEvent]:
-        """Events since the last call, after what it orders is carried out; the last one of all is
-        `AttemptEnded`."""
+        """Carries out pending orders and returns the events since the last call. The last event of
+        all is `AttemptEnded`."""
 
 
 Job = TypeVar("Job")
-"""an attempt that waits"""
+"""a queued attempt"""
 Running = TypeVar("Running", bound=Attempt)
 
 
 class AttemptRunner(ABC, Generic[Job, Running]):
-    """Most of a `TrialRunner` over a source of places."""
+    """Base class of a `TrialRunner` that gets its processes from a source of places."""
 
     def __init__(self, source: Source, patience: Patience | None) -> None:
         self._source, self._patience = source, patience or Patience()
         self._waiting: deque[tuple[AttemptId, Job]] = deque()
         self._running: dict[AttemptId, Running] = {}
         self._owner: dict[Any, Running] = {}
-        """attempts by the handles of their processes"""
+        """attempts by handle of their processes"""
         self._events: list[RunnerEvent] = []
         self._now_s = 0.0
         self._turned_s = time.monotonic()
@@ -189,7 +191,7 @@ class AttemptRunner(ABC, Generic[Job, Running]):
 
     @property
     def capacity(self) -> int:
-        """Ranks that can be in use at once."""
+        """Number of ranks that can be in use at once."""
         return self._source.capacity
 
     def __enter__(self) -> Self:
@@ -200,16 +202,16 @@ class AttemptRunner(ABC, Generic[Job, Running]):
 
     @abstractmethod
     def _form(self, job: Job) -> Running | str | None:
-        """The attempt on its place; why it can never have one, in words; None when there is no room
-        now."""
+        """The attempt with a place; a string if it can never have one (the reason); None if there
+        is no room now."""
 
     def _passed_on(self, attempt: Running, event: RunnerEvent) -> RunnerEvent:
-        """The event as it is passed on."""
+        """The event to return from `poll`; subclasses may change it."""
         return event
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to poll for."""
+        """Whether attempts are queued or running, or events have not been polled."""
         return bool(self._waiting or self._running or self._events)
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
@@ -223,8 +225,8 @@ class AttemptRunner(ABC, Generic[Job, Running]):
 
     def cancel(self, attempt: AttemptId) -> None:
         """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
-        if any(waits == attempt for waits, _ in self._waiting):
-            self._waiting = deque((waits, job) for waits, job in self._waiting if waits != attempt)
+        if any(queued == attempt for queued, _ in self._waiting):
+            self._waiting = deque(item for item in self._waiting if item[0] != attempt)
             self._events.append(AttemptEnded(id=attempt, cancelled=True))
         if attempt in self._running:
             running = self._running[attempt]
@@ -232,7 +234,7 @@ class AttemptRunner(ABC, Generic[Job, Running]):
             self._settle(running)
 
     def close(self) -> None:
-        """Kills what runs and frees everything."""
+        """Kills running attempts and frees everything."""
         if not self._closed:
             self._closed = True
             self._waiting.clear()
@@ -241,8 +243,8 @@ class AttemptRunner(ABC, Generic[Job, Running]):
             self._source.close()
 
     def _refuse_known(self, attempt: AttemptId) -> None:
-        """Raises `RunnerError` for an attempt that was started already."""
-        if attempt in self._running or any(waits == attempt for waits, _ in self._waiting):
+        """Raises `RunnerError` if the attempt is queued or running."""
+        if attempt in self._running or any(queued == attempt for queued, _ in self._waiting):
             raise RunnerError(f"attempt {attempt} is running already")
 
     def _enqueue(self, attempt: AttemptId, job: Job) -> None:
@@ -269,26 +271,26 @@ class AttemptRunner(ABC, Generic[Job, Running]):
         self._launch_what_fits()
 
     def _look_for_place(self, attempt: Running) -> None:
-        """Waits while others use the cluster. A config that asks for more than the cluster has is
-        refused."""
+        """Checks whether the attempt has been placed; if it cannot be, or not in time, refuses
+        it."""
         attempt.placed = self._source.is_placed(attempt.place)
         if attempt.placed:
             return
-        said = attempt.waiting.look(
+        result = attempt.waiting.look(
             self._now_s,
             placement_s=self._patience.placement_s,
             shortage=lambda: self._source.shortage(attempt.placement),
             absence=lambda: self._source.absence(attempt.placement),
         )
-        if isinstance(said, Failure):
-            attempt.refuse(said.kind, said.message, self._now_s)
+        if isinstance(result, Failure):
+            attempt.refuse(result.kind, result.message, self._now_s)
             return
         attempt.hold(self._now_s)
-        if said is not None:
-            self._events.append(said)
+        if result is not None:
+            self._events.append(result)
 
     def _settle(self, attempt: Running) -> None:
-        """Takes the attempt's events, and its place back once it is over."""
+        """Collects the attempt's events; returns its place once it is over."""
         events = attempt.events()
         if attempt.over:
             del self._running[attempt.request.id]
@@ -298,20 +300,20 @@ class AttemptRunner(ABC, Generic[Job, Running]):
         self._events += [self._passed_on(attempt, event) for event in events]
 
     def _launch_what_fits(self) -> None:
-        """Starts waiting attempts in their order, until one does not fit."""
+        """Starts queued attempts in order, until one does not fit."""
         while self._waiting:
-            waits, job = self._waiting[0]
-            found = self._form(job)
-            if found is None:
+            attempt_id, job = self._waiting[0]
+            formed = self._form(job)
+            if formed is None:
                 return
             self._waiting.popleft()
-            if isinstance(found, str):
-                failure = Failure(kind=FailureKind.INVALID, message=found)
-                self._events.append(AttemptEnded(id=waits, failure=failure))
+            if isinstance(formed, str):
+                failure = Failure(kind=FailureKind.INVALID, message=formed)
+                self._events.append(AttemptEnded(id=attempt_id, failure=failure))
                 continue
-            self._own(found)
-            found.begin(self._now_s)
-            self._settle(found)
+            self._own(formed)
+            formed.begin(self._now_s)
+            self._settle(formed)
 
     def _own(self, attempt: Running) -> None:
         self._running[attempt.request.id] = attempt

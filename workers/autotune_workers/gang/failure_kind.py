@@ -1,10 +1,10 @@
-"""Evidence -> failure: pure functions that tell apart why an attempt failed.
+"""Determines why an attempt failed from the evidence of its ranks. Pure functions.
 
-A failure has one primary cause and many consequences: when one rank runs out of memory, its peers
-only see a broken connection. The evidence of all ranks is therefore weighed together, and the
-strongest class wins (`WEIGHTS`): a trainer's own verdict, exhausted memory, a dead process, an
-exception, one that a collective raised, a collective that timed out, and last the echo "a peer is
-gone".
+A failure has one cause and many consequences: when one rank runs out of memory, its peers only see
+a broken connection. The evidence of all ranks is therefore compared, and the strongest class wins
+(`WEIGHTS`): a failure that the trainer itself named ("verdict"), exhausted memory, a dead process,
+an exception, an exception in a collective, a collective that timed out, and last a lost peer
+("echo").
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ _FATAL = (
     signal.SIGSEGV,
     signal.SIGTERM,
 )
-"""signals whose numbers exit statuses carry"""
+"""signals that are recognized in exit statuses of launchers and shells"""
 
 EXPLOSION_FACTOR = 2.0
+"""a loss above this multiple of that of random guessing counts as exploded"""
 EXPLODED_STEPS = 3
+"""number of consecutive exploded steps that end a trial as diverged"""
 
 WEIGHTS = ("verdict", "memory", "death", "exception", "collective", "timeout", "echo")
-"""Classes of evidence, the strongest first."""
+"""classes of evidence, the strongest first"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What one rank's end says."""
+    """A possible cause of the failure of an attempt, seen on one rank."""
 
     weight: str
     """one of WEIGHTS"""
     kind: FailureKind
-    """the class that it speaks for"""
     message: str
-    """in one sentence"""
+    """one sentence"""
     exception: str = ""
     """type and text, or the signal"""
     rank: int | None = None
-    """who says it"""
     step: int | None = None
-    """in which step, from 0 with warm-up"""
+    """from 0, warm-up included"""
     log_tail: tuple[str, ...] = ()
-    """last lines of its log"""
+    """last lines of the rank's log"""
 
     def failure(self) -> Failure:
-        """As the failure of the attempt."""
+        """The failure of an attempt with this cause."""
         return Failure(
             kind=self.kind,
             message=self.message,
@@ -82,19 +82,17 @@ class Evidence:
 
 
 def place(rank: int | None, step: int | None, phase: str, verb: str = "") -> str:
-    """ "rank 1 in step 4", or in which phase before the first step, with the `verb` between them if there is one; a rank of None is a program whose
-    ranks nobody knows."""
+    """Words for messages: "rank 1 in step 4", or before the first step "rank 1 during PHASE"; with
+    a verb "rank 1 was lost in step 4". A rank of None is "the program"."""
     who = ("the program" if rank is None else f"rank {rank}") + (f" {verb}" if verb else "")
     return f"{who} in step {step}" if step is not None else f"{who} during {phase or 'start'}"
 
 
 def divergence(losses: Sequence[float], vocab_size: int) -> str:
-    """Why the last of these losses (nats per token) ends a trial as diverged; empty when it does
-    not.
+    """Why a trial with these losses (nats per token) has diverged; empty if it has not.
 
-    Exploded is a loss above `EXPLOSION_FACTOR` times that of guessing, or of the first loss if that
-    is more, `EXPLODED_STEPS` times in a row. A loss that is no cross entropy and begins below 0
-    says nothing.
+    It has if the last `EXPLODED_STEPS` losses exceed `EXPLOSION_FACTOR` times the loss of random
+    guessing, or times the first loss if that is larger.
     """
     guess = math.log(vocab_size)
     limit, recent = EXPLOSION_FACTOR * max(guess, losses[0]), losses[-EXPLODED_STEPS:]
@@ -107,8 +105,8 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """A pipeline stage wraps what it meets in a RuntimeError; memory and shape errors are told
-    apart by their own type."""
+    """The original error inside of the RuntimeErrors that pipeline stages wrap around it; its type
+    is needed to classify it."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -117,25 +115,27 @@ def root_cause(error: BaseException) -> BaseException:
 def of_exception(
     report: Mapping[str, Any], *, rank: int | None, phase: str = "", log_tail: Sequence[str] = ()
 ) -> Evidence:
-    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, `code` (the
-    line that raised it), and `failure` when the trainer named it itself; `waited`: whether it came
-    while the rank waited for its peers; `aborted`: whether the rank had been told to break off its
-    collectives before."""
+    """Classifies an exception that a rank reported.
+
+    `report` may have `type`, `text`, `errno`, `step`, `code` (the line that raised it), `failure`
+    (if the trainer named it itself), `waited` (the rank was waiting for its peers), and `aborted`
+    (the rank's collectives had been aborted before).
+    """
     step = report.get("step")
     where = place(rank, step, phase)
     name, text = str(report.get("type", "Exception")), str(report.get("text", ""))
     exception = f"{name}: {text}" if text else name
     tail = tuple(log_tail)
     if report.get("failure"):
-        own = Failure.from_dict(report["failure"])
+        named = Failure.from_dict(report["failure"])
         return Evidence(
             weight="verdict",
-            kind=own.kind,
-            message=own.message,
-            exception=own.exception or exception,
-            rank=rank if own.rank is None else own.rank,
-            step=step if own.step is None else own.step,
-            log_tail=own.log_tail or tail,
+            kind=named.kind,
+            message=named.message,
+            exception=named.exception or exception,
+            rank=rank if named.rank is None else named.rank,
+            step=step if named.step is None else named.step,
+            log_tail=named.log_tail or tail,
         )
 
     def evidence(weight: str, kind: FailureKind, message: str) -> Evidence:
@@ -150,8 +150,8 @@ def of_exception(
         )
 
     first_line = text.strip().splitlines()[0][:300] if text.strip() else name
-    said = judged(name, text, code=str(report.get("code") or ""), is_started=bool(step))
-    if report.get("errno") == errno.ENOMEM or (said is not None and said.weight == "memory"):
+    rule = judged(name, text, code=str(report.get("code") or ""), is_started=bool(step))
+    if report.get("errno") == errno.ENOMEM or (rule is not None and rule.weight == "memory"):
         return evidence(
             "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}"
         )
@@ -161,8 +161,8 @@ def of_exception(
         )
     if report.get("aborted"):
         return evidence("echo", FailureKind.ERROR, f"{where} was aborted: {first_line}")
-    if said is not None:
-        return evidence(said.weight, said.kind, f"{where} {said.verb}: {first_line}")
+    if rule is not None:
+        return evidence(rule.weight, rule.kind, f"{where} {rule.verb}: {first_line}")
     if "Dist" in name or name in (
         "RuntimeError",
         "ConnectionError",
@@ -201,13 +201,13 @@ def of_death(
     why: str = "",
     is_explained: bool = False,
 ) -> Evidence:
-    """Evidence of a process that is gone. `code`: exit status, negative for a signal, None when
-    nobody knows; `why`: what else is known; `is_explained`: whether its log has said why, so that
-    words in its last lines say nothing more.
+    """Classifies the death of a process. `code`: exit status, negative for a signal, None if
+    unknown; `why`: reason of a loss with unknown status; `is_explained`: its log has explained the
+    death, so do not search `log_tail` for messages about memory.
 
-    `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. An
-    unprivileged process cannot read which process it killed, so a SIGKILL (or a launcher's log line
-    about one) at the same time is attributed to it: an inference.
+    `kernel_oom`: the kernel's out-of-memory killer has killed a process since the trial began.
+    Which one cannot be read without privileges, so a SIGKILL (or a launcher's log line about one)
+    is attributed to it.
     """
     where, tail = place(rank, step, phase), tuple(log_tail)
     text = "\n".join(tail)
@@ -228,7 +228,9 @@ def of_death(
         return evidence(
             "death", FailureKind.WORKER_LOST, f"{lost}: {why or 'the host is lost'}", why
         )
-    code, passed_on = died_of(code), f" (exit code {code})" if died_of(code) != code else ""
+    status = code
+    code = died_of(status)
+    passed_on = f" (exit code {status})" if code != status else ""
     if kernel_oom and (code == -signal.SIGKILL or (code > 0 and _KILLED.search(text))):
         message = f"{where} was killed by the kernel, because the machine ran out of memory"
         return evidence(
@@ -269,14 +271,15 @@ def of_death(
 
 
 def died_of(code: int) -> int:
-    """The signal, as a negative number, that an exit status passes on: shells end with 128 + n,
-    Python's launchers by `sys.exit(-n)`, which is 256 - n. Any other status as it is."""
+    """The exit status with a signal n that a parent passed on converted to -n: shells exit with 128
+    + n, Python launchers with `sys.exit(-n)`, which is 256 - n. Other statuses are returned
+    unchanged."""
     return next((-number for number in _FATAL if code in (128 + number, 256 - number)), code)
 
 
 def follows(evidence: Evidence, earlier: Iterable[Evidence], *, has_aborted: bool) -> bool:
-    """Whether a death comes of what went before: of an exception of another rank, or of our own
-    abort, which NCCL's watchdog answers by SIGABRT."""
+    """Whether a death is a consequence of an earlier exception on another rank, or of our own
+    abort, after which NCCL's watchdog may raise SIGABRT."""
     if evidence.weight != "death":
         return False
     raised = any(e.weight == "exception" and e.rank != evidence.rank for e in earlier)
@@ -284,6 +287,6 @@ def follows(evidence: Evidence, earlier: Iterable[Evidence], *, has_aborted: boo
 
 
 def weigh(evidence: Iterable[Evidence]) -> Evidence | None:
-    """The evidence that explains the rest: the strongest, and of equals the first."""
+    """The strongest evidence, the first of equals; None if there is none."""
     items = list(evidence)
     return min(items, key=lambda e: WEIGHTS.index(e.weight)) if items else None

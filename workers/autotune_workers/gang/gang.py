@@ -1,14 +1,13 @@
 """One attempt on a gang of ranks, as a state machine: messages and time in, orders and events out.
 No clock, no I/O.
 
-    READY      waits until every rank is up            -> RUNNING
+    READY      waits until every rank is ready         -> RUNNING
     RUNNING    rank 0 opens the store, all train       -> ENDING when all are done, one fails, a deadline passes, or it is cancelled
     ENDING     stop -> abort -> SIGTERM -> SIGKILL     -> OVER when every rank is idle again or gone
 
-Time is handed in as seconds on the runner's own clock, which stands still while nobody polls: a
-caller that was busy elsewhere never makes a healthy trial late. The verdict is given once all
-evidence is in (see `failure_kind`), and the end is announced only when every rank is idle or gone.
-`ladder` ends an attempt, `deadlines` tells when it is late, `members` what is known of each rank.
+Times are seconds on the runner's own clock, which is stopped while nobody polls, so that a slow
+caller does not make a healthy trial miss its deadlines. The cause of a failure is determined
+(`failure_kind`), and the end reported, when every rank is idle or gone.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from autotune_workers.gang.wire import Message
 
 
 class GangPhase(StrEnum):
-    """Where the attempt is."""
+    """State of the attempt."""
 
     READY = "ready"
     RUNNING = "running"
@@ -46,7 +45,7 @@ class GangPhase(StrEnum):
 
 
 class Gang:
-    """The life of one attempt. Feed it `hear`, `lose`, `cancel` and `tick`; take `orders` and
+    """One attempt. Call `hear`, `lose`, `cancel` and `tick` with what happens, and `orders` and
     `events` after each."""
 
     def __init__(
@@ -60,8 +59,8 @@ class Gang:
         begun: Collection[int] = (),
         joined: Collection[int] = (),
     ) -> None:
-        """`run`: number of this launch, carried by its messages. `faults`: plain values, injected
-        by the ranks for tests. `begun`, `joined`: see `adopted`."""
+        """`run`: number of this launch, part of all its messages. `faults`: plain values that ranks
+        inject in tests. `begun`, `joined`: see `adopted`."""
         self.request = request
         self.size = request.config.world_size
         self.phase = GangPhase.READY
@@ -79,9 +78,9 @@ class Gang:
         self._cancelled = False
         self._was_late = False
         self._begun = set(begun)
-        """ranks that an earlier runner gave the order to run"""
+        """ranks that got the order to run from an earlier runner"""
         self._joined = {0, *joined}
-        """ranks that know the store"""
+        """ranks that have the address of the store"""
         self._events: list[RunnerEvent] = []
 
     @classmethod
@@ -95,49 +94,49 @@ class Gang:
         begun: Collection[int],
         joined: Collection[int],
     ) -> Gang:
-        """Takes over an attempt that another runner launched. Ranks in `begun` run it, and repeat
-        their messages; those in `joined` know the store. Orders that the other runner did not give
-        are given now. Deadlines begin anew."""
+        """Takes over an attempt that another runner launched. `begun`: ranks that run it, and
+        repeat their messages; `joined`: ranks that have the address of the store. Sends the orders
+        that the other runner did not, and restarts the deadlines."""
         gang = cls(request, now_s=now_s, run=run, patience=patience, begun=begun, joined=joined)
         for member in gang._members:
             member.ready = True
         gang._begin_when_ready(now_s)
         return gang
 
-    # what comes out
+    # output
 
     def orders(self) -> list[Order]:
         """Orders since the last call."""
         return self._ladder.take_orders()
 
     def events(self) -> list[RunnerEvent]:
-        """Events since the last call; steps that came together are one report."""
+        """Events since the last call; consecutive steps are one report."""
         out, self._events = self._events, []
         return out
 
     @property
     def over(self) -> bool:
-        """Whether the end was announced."""
+        """Whether the attempt has ended."""
         return self.phase is GangPhase.OVER
 
     @property
     def is_unready(self) -> bool:
-        """Whether ranks are still missing."""
+        """Whether some ranks are not ready yet."""
         return self.phase is GangPhase.READY
 
     @property
     def healthy(self) -> frozenset[int]:
-        """Ranks that are idle, warm and worth keeping."""
+        """Ranks that can be reused: idle, alive, not signalled, without leaked memory."""
         return frozenset(
             r
             for r, m in enumerate(self._members)
             if m.idle and not m.gone and not m.signalled and not m.leaks
         )
 
-    # what goes in
+    # input
 
     def hear(self, rank: int, message: Message, now_s: float, log_tail: Sequence[str] = ()) -> None:
-        """A message of that rank. What belongs to another launch is ignored."""
+        """Takes a message from a rank. Messages of other launches are ignored."""
         member, event = self._members[rank], message["event"]
         member.heard_s = now_s
         if event == "ready":
@@ -182,17 +181,17 @@ class Gang:
         why: str = "",
         host_lost: bool = False,
     ) -> None:
-        """The process of that rank is gone. That is no evidence after our own signal, unless its
-        host went too (`code` None). `host_lost`: the host went by itself, so that it is the cause
-        of whatever else was found."""
+        """Notes that the process of a rank is gone. Counts as evidence unless we signalled it; if
+        its host was lost too (`code` None) in any case. `host_lost`: the host failed by itself, so
+        its loss is the cause and not a consequence."""
         member = self._members[rank]
         if member.gone:
             return
         member.gone = True
-        wanted = member.signalled and code is not None
-        if wanted:
+        was_killed_by_us = member.signalled and code is not None
+        if was_killed_by_us:
             self._keep_log(rank, log_tail)
-        if not wanted and not (member.idle and self.phase is GangPhase.ENDING):
+        elif not (member.idle and self.phase is GangPhase.ENDING):
             self._note(
                 of_death(
                     rank=rank,
@@ -216,17 +215,17 @@ class Gang:
             self._close_when_over()
 
     def refuse(self, kind: FailureKind, message: str, now_s: float) -> None:
-        """Ends the attempt for a reason outside of its ranks."""
+        """Ends the attempt with a failure whose cause is outside of its ranks."""
         self._evidence.append(Evidence(weight="verdict", kind=kind, message=message))
         self._end(now_s, "give back")
         self._close_when_over()
 
     def hold(self, now_s: float) -> None:
-        """Its ranks have no place yet: the time until now does not count."""
+        """Restarts the deadlines, because the ranks have not been placed yet."""
         self._deadlines.restart(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Checks deadlines and climbs the ladder."""
+        """Checks the deadlines; while ending, takes the next rung of the ladder when it is due."""
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
             self._check_deadlines(now_s)
         if self.phase is GangPhase.ENDING:
@@ -235,10 +234,10 @@ class Gang:
             self._close_when_over()
 
     def deadline_s(self) -> float:
-        """When `tick` has something to do at the latest, on the runner's clock."""
+        """When `tick` must be called at the latest, on the runner's clock."""
         return self._ladder.until_s if self.phase is GangPhase.ENDING else self._deadlines.next_s
 
-    # inside
+    # internal
 
     def _begin_when_ready(self, now_s: float) -> None:
         if self.phase is not GangPhase.READY or not all(m.ready for m in self._members):
@@ -257,7 +256,7 @@ class Gang:
                 rank=rank,
                 world_size=self.size,
                 faults=[f for f in self._faults if f.get("rank") == rank],
-                # the gang's own deadlines come first: they know which rank is to blame
+                # longer than the gang's deadlines, which determine which rank is to blame
                 collective_timeout_s=max(measure.start_timeout_s, measure.step_timeout_s) + 30.0,
             )
 
@@ -287,11 +286,12 @@ class Gang:
             self._end(now_s, "clean-up")
 
     def _note(self, evidence: Evidence, now_s: float, *, is_cause: bool = False) -> None:
-        torn = self._was_late or follows(
+        """Adds evidence and begins, or speeds up, the end. `is_cause`: never a consequence of other
+        evidence."""
+        is_consequence = self._was_late or follows(
             evidence, self._evidence, has_aborted=self._ladder.has_aborted
         )
-        if torn and not is_cause and evidence.weight not in ("verdict", "memory"):
-            # what breaks when a trial is torn down is no cause
+        if is_consequence and not is_cause and evidence.weight not in ("verdict", "memory"):
             evidence = replace(evidence, weight="echo")
         self._evidence.append(evidence)
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
@@ -303,19 +303,23 @@ class Gang:
         if (missed := self._deadlines.missed(now_s, len(self._series))) is not None:
             self._late(now_s, *missed)
 
-    def _late(self, now_s: float, kind: FailureKind, law: str) -> None:
+    def _late(self, now_s: float, kind: FailureKind, message: str) -> None:
+        """Ends the attempt because of a missed deadline."""
         self._was_late = True
         if self.phase is GangPhase.READY:
-            up = sum(m.ready for m in self._members)
-            kind, law = FailureKind.WORKER_LOST, f"{law}; only {up} of {self.size} ranks started"
-        done = len(self._series)
-        self._evidence.append(Evidence(weight="timeout", kind=kind, message=law, step=done or None))
+            started = sum(m.ready for m in self._members)
+            kind = FailureKind.WORKER_LOST
+            message = f"{message}; only {started} of {self.size} ranks started"
+        steps = len(self._series)
+        self._evidence.append(
+            Evidence(weight="timeout", kind=kind, message=message, step=steps or None)
+        )
         if (
             kind is FailureKind.TIMEOUT
-            and done
+            and steps
             and self._deadlines.since_progress_s(now_s) < self._patience.silent_s
         ):
-            # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
+            # still training: no rank is to blame, and ranks that stop can be reused
             self._end(now_s, "stop")
         else:
             self._end(now_s, "where" if self.phase is GangPhase.RUNNING else "give back")
@@ -325,7 +329,7 @@ class Gang:
         self._step_on(now_s, rung)
 
     def _step_on(self, now_s: float, rung: str) -> None:
-        """Takes that rung of the ladder."""
+        """Takes a rung of the ladder; before an abort, finds the rank to blame."""
         if rung == "abort" and self._was_late:
             self._blame(now_s)
         for rank in self._ladder.step_on(rung, now_s):
@@ -336,25 +340,25 @@ class Gang:
             )
 
     def _blame(self, now_s: float) -> None:
-        """Names the rank that holds the others up, and ends it first: its peers then wake up from
-        their collective and stay warm."""
-        if (found := culprit(self._members, now_s, self._patience.silent_s)) is None:
+        """Adds to the evidence which rank blocks the others, and ends it first: its peers then
+        leave their collective and can be reused."""
+        if (blocking := culprit(self._members, now_s, self._patience.silent_s)) is None:
             return
-        rank, how, is_silent = found
+        rank = blocking.rank
         member = self._members[rank]
         index = next(i for i, e in enumerate(self._evidence) if e.weight == "timeout")
         self._evidence[index] = replace(
             self._evidence[index],
-            message=f"{self._evidence[index].message}; {place(rank, member.step, member.phase)} {how}",
+            message=f"{self._evidence[index].message}; {place(rank, member.step, member.phase)} {blocking.how}",
             rank=rank,
             step=member.step,
             exception=member.stack[-1].strip() if member.stack else "",
             log_tail=member.stack,
         )
-        self._ladder.signal(rank, "KILL" if is_silent else "TERM")
+        self._ladder.signal(rank, "KILL" if blocking.is_silent else "TERM")
 
     def _keep_log(self, rank: int, log_tail: Sequence[str]) -> None:
-        """The log of a rank that had to be killed belongs to the verdict that names it."""
+        """Adds the log of a killed rank to the evidence that blames it."""
         for index, evidence in enumerate(self._evidence):
             if evidence.weight == "timeout" and evidence.rank == rank:
                 self._evidence[index] = replace(evidence, log_tail=(*evidence.log_tail, *log_tail))
@@ -364,7 +368,7 @@ class Gang:
             return
         self.phase = GangPhase.OVER
         cause = weigh(self._evidence)
-        # whatever broke after that: a config that was paused or cancelled has not failed
+        # a cancelled config has not failed, whatever broke afterwards
         if self._cancelled:
             self._events.append(AttemptEnded(id=self.request.id, cancelled=True))
         elif cause is not None:

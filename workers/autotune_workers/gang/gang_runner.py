@@ -1,9 +1,5 @@
-"""Runs attempts on gangs: what the `local` and the `ray` runner share. They differ only in where
-ranks come from (`RankPools`).
-
-Rank pools: the ranks of one attempt as a runner sees them, and the protocol of what provides them.
-
-`local` and `ray` provide pools of the same kind: rank processes that stay warm between attempts.
+"""Runs attempts on gangs of ranks: the common part of the `local` and the `ray` runner, which
+provide the ranks (`RankPools`). Rank processes stay alive between attempts.
 """
 
 from __future__ import annotations
@@ -24,31 +20,31 @@ from autotune_workers.training.faults import Fault
 
 
 class RankHandle(Protocol):
-    """A rank as the runner sees it. None of these raises when the rank is gone."""
+    """A rank process. No method raises if the process is gone."""
 
     name: str
     ready: bool
     address: str
-    """of its node, known once it is ready"""
+    """address of its node, known once it is ready"""
     node: str
     """hostname of its node; empty until it is ready"""
     gpus: tuple[str, ...]
-    """its own, as CUDA_VISIBLE_DEVICES names them there"""
+    """GPUs of the rank, as in its CUDA_VISIBLE_DEVICES"""
 
     def send(self, message: Message) -> None:
         """Sends a message."""
         ...
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         ...
 
     def begin(self) -> None:
-        """A trial begins on it."""
+        """Called when a trial begins on the rank."""
         ...
 
     def log_tail(self) -> tuple[str, ...]:
@@ -57,21 +53,21 @@ class RankHandle(Protocol):
 
 
 class RankPools(Source, Protocol):
-    """Where rank pools come from, and where they go after an attempt; ranks that are not `healthy`
-    are replaced. `gone` is a rank's last message."""
+    """Provides pools of ranks, and takes them back after an attempt; ranks that are not `healthy`
+    are replaced. The last message of a rank is `gone`."""
 
     def form(self, placement: Placement, study: str) -> Place | None:
-        """A pool of ranks placed like this, warm where possible; its ranks may still be starting.
-        None when there are not enough free ranks now. `study`: part of the name of a new one."""
+        """A pool of ranks with this placement, reused if possible; its ranks may still be starting.
+        None if not enough ranks are free. `study`: part of the names of new ranks."""
 
 
 NATIVE = "native"
-"""the trainer that gangs of ranks run"""
+"""name of the trainer that gangs of ranks run"""
 
 
 @final
 class GangAttempt:
-    """A gang on its pool of ranks."""
+    """A gang with its pool of ranks."""
 
     def __init__(self, gang: Gang, placement: Placement, pool: Place, now_s: float) -> None:
         count = len(pool.handles)
@@ -84,7 +80,7 @@ class GangAttempt:
 
     @property
     def over(self) -> bool:
-        """See `Attempt`, as for all below."""
+        """See `Attempt`, also for the members below."""
         return self.gang.over
 
     @property
@@ -122,7 +118,7 @@ class GangAttempt:
             and gang.is_unready
             and all(h.ready for h in self.place.handles)
         ):
-            self._seat_by_node()
+            self._group_by_node()
             rank = self._rank_of[handle]
         tail = handle.log_tail() if message["event"] == "failed" else ()
         gang.hear(rank, message, now_s, tail)
@@ -153,31 +149,33 @@ class GangAttempt:
             for event in self.gang.events()
         ]
 
-    def _seat_by_node(self) -> None:
-        """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups
-        belong."""
+    def _group_by_node(self) -> None:
+        """Renumbers the ranks so that ranks of one node are consecutive, because tensor-parallel
+        groups must be within a node."""
         hosts = [h.address for h in self.place.handles]
         self.place.handles.sort(key=lambda h: hosts.index(h.address))
         self._rank_of = {handle: rank for rank, handle in enumerate(self.place.handles)}
 
     def _places(self) -> tuple[NodePlace, ...]:
-        """Where its ranks are; empty when that is not known of all."""
-        ranks: dict[str, list[int]] = {}
-        for rank, handle in enumerate(self.place.handles):
-            ranks.setdefault(handle.node, []).append(rank)
-        if "" in ranks:
+        """Ranks and GPUs by node; empty if the node of a rank is unknown."""
+        handles = self.place.handles
+        ranks_of: dict[str, list[int]] = {}
+        for rank, handle in enumerate(handles):
+            ranks_of.setdefault(handle.node, []).append(rank)
+        if "" in ranks_of:
             return ()
-        gpus = {
-            node: tuple(gpu for r in own for gpu in self.place.handles[r].gpus)
-            for node, own in ranks.items()
-        }
         return tuple(
-            NodePlace(node=node, ranks=tuple(own), gpus=gpus[node]) for node, own in ranks.items()
+            NodePlace(
+                node=node,
+                ranks=tuple(ranks),
+                gpus=tuple(gpu for rank in ranks for gpu in handles[rank].gpus),
+            )
+            for node, ranks in ranks_of.items()
         )
 
 
 class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
-    """A `TrialRunner` over a source of ranks."""
+    """A `TrialRunner` that runs gangs on pools of ranks."""
 
     def __init__(
         self,
@@ -186,7 +184,7 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
         faults: Iterable[Fault | Mapping[str, Any]] = (),
         patience: Patience | None = None,
     ) -> None:
-        """`faults`: injected by the ranks, for tests and drills."""
+        """`faults`: failures that ranks inject, for tests and drills."""
         super().__init__(pools, patience)
         self._pools = pools
         self._faults = [Fault.of(f) for f in faults]
@@ -194,11 +192,11 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
 
     @property
     def trainers(self) -> Sequence[str]:
-        """Names of the trainers that it can really run."""
+        """Names of the trainers that this runner supports."""
         return (NATIVE,)
 
     def check(self, request: TrialRequest) -> None:
-        """Raises `RunnerError` when this runner cannot run the attempt at all."""
+        """Raises `RunnerError` if this runner cannot run the attempt at all."""
         if self._closed:
             raise RunnerError("the runner is closed", remedy="create a new runner")
         if request.trainer not in self.trainers:
@@ -209,8 +207,8 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
             )
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when
-        nothing can be run."""
+        """Begins the attempt, or queues it until ranks are free. Raises `RunnerError` if it cannot
+        be run."""
         self.check(request)
         self._refuse_known(request.id)
         self._enqueue(request.id, request)
@@ -234,8 +232,8 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
         return GangAttempt(gang, placement, pool, self._now_s)
 
     def _take_over(self, pool: Place, gang: Gang, run: int) -> None:
-        """Goes on with an attempt that another runner launched on this pool, with launch number
-        `run`."""
+        """Continues an attempt that another runner launched on this pool. `run`: its launch
+        number."""
         self._launches = max(self._launches, run)
         running = GangAttempt(
             gang, place(gang.request.workload.cluster, gang.request.config), pool, self._now_s
@@ -246,7 +244,7 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
 
 
 def too_many(ranks: int, capacity: int) -> str:
-    """Why so many ranks can never be had; empty when they can."""
+    """Why a config with this number of ranks can never run; empty if it can."""
     if ranks <= capacity:
         return ""
     return (

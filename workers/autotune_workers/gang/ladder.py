@@ -1,14 +1,16 @@
-"""The ladder by which an attempt is ended: what is asked of its ranks, rung by rung, until every
-one is idle again or gone.
+"""The escalation with which an attempt is ended: orders to its ranks, rung by rung, until every
+rank is idle again or gone.
 
-    where       asks the ranks of a hung trial where they are, as evidence
-    stop        asks them to end after their step          clean-up   waits for ranks that end by themselves
-    abort       breaks off their collectives
-    terminate   SIGTERM                                    kill       SIGKILL
-    give up     nothing helps: the process is stuck in the kernel
+    where       asks the ranks of a hung trial for their stacks, as evidence
+    stop        asks ranks to end after the current step
+    clean-up    waits for ranks that end by themselves
+    abort       aborts collectives
+    terminate   SIGTERM
+    kill        SIGKILL
+    give up     the process cannot be killed; it is stuck in the kernel
 
-Before the ranks run, an attempt ends by `leave` (ranks that are starting go on starting) or `give
-back` (ranks that have not started are replaced).
+Before the ranks run, an attempt ends with `leave` (starting ranks continue to start) or `give back`
+(ranks that have not started are replaced).
 """
 
 from __future__ import annotations
@@ -23,36 +25,34 @@ from autotune_workers.gang.wire import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long the ladder waits on each rung, when a rank counts as frozen, and how long a gang may
-    wait for its placement. Seconds."""
+    """Time limits, in seconds."""
 
     silent_s: float = 5.0
-    """without a heartbeat (one per second) a rank counts as frozen in the evidence"""
+    """a rank without a heartbeat (one per second) for this long counts as frozen"""
     stop_s: float = 5.0
-    """a cancelled trial may finish its step"""
+    """for a cancelled trial to finish its step"""
     abort_s: float = 3.5
-    """ranks leave their collectives and clean up"""
+    """for ranks to leave their collectives and clean up"""
     terminate_s: float = 0.5
     """between SIGTERM and SIGKILL"""
     evidence_s: float = 0.5
-    """for the ranks of a hung trial to say where they are"""
+    """for the ranks of a hung trial to report their stacks"""
     gone_s: float = 30.0
-    """for the system to confirm that a killed rank is gone"""
+    """for a killed process to be gone"""
     placement_s: float = 3600.0
-    """for others to free a part of the cluster"""
+    """for a gang to be placed on a cluster that others use"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """What the ranks that are still busy are told, and what comes next when they are not idle or
-    gone by then."""
+    """What is sent to the ranks that are still busy."""
 
     commands: tuple[str, ...] = ()
     """messages"""
     signal: str = ""
     """TERM or KILL"""
     then: str = "give up"
-    """the next rung"""
+    """the rung that follows if ranks are still busy when the time is over"""
 
 
 RUNGS = {
@@ -67,7 +67,7 @@ RUNGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A message to a rank, or its end: `signal` TERM or KILL."""
+    """A message or a signal (TERM or KILL) to a rank."""
 
     rank: int
     message: Message | None = None
@@ -75,12 +75,12 @@ class Order:
 
 
 class Ladder:
-    """The ladder of one attempt, and all orders to its ranks."""
+    """The current rung of an attempt's end, and all orders to its ranks."""
 
     def __init__(
         self, members: list[Member], *, run: int, patience: Patience, clean_up_s: float
     ) -> None:
-        """`run`: number of the launch, which every message carries; `clean_up_s`: time for
+        """`run`: number of the launch, part of every message; `clean_up_s`: time limit of the rung
         `clean-up`."""
         self._members, self._run = members, run
         self._lasts_s = {
@@ -93,11 +93,11 @@ class Ladder:
         }
         self._orders: list[Order] = []
         self.rung = ""
-        """where it is now; empty before the end has begun"""
+        """the current rung; empty before the end has begun"""
         self.until_s = math.inf
         """when the time of this rung is over"""
         self.has_aborted = False
-        """whether ranks were told to break off their collectives"""
+        """whether ranks were ordered to abort their collectives"""
 
     def take_orders(self) -> list[Order]:
         """Orders since the last call."""
@@ -110,17 +110,17 @@ class Ladder:
             self._orders.append(Order(rank=to, message={**message, "run": self._run}))
 
     def signal(self, rank: int, name: str) -> None:
-        """Ends a rank by a signal, TERM or KILL."""
+        """Sends a rank a signal, TERM or KILL."""
         self._members[rank].signalled = True
         self._orders.append(Order(rank=rank, signal=name))
 
     def due(self, now_s: float) -> str:
-        """The rung that has to be taken now; empty while there is time."""
+        """The rung to take now; empty while the current one has time left."""
         return RUNGS[self.rung].then if now_s >= self.until_s else ""
 
     def step_on(self, rung: str, now_s: float) -> list[int]:
-        """Gives the orders of that rung to the ranks that are still busy, and sets the time for the
-        next. Returns the ranks that it gives up."""
+        """Takes a rung: sends its orders to the ranks that are still busy. Returns the ranks that
+        it gives up."""
         if rung in ("leave", "give back"):
             for member in self._members:
                 member.idle = not member.gone and (member.ready or rung == "leave")

@@ -1,4 +1,4 @@
-"""The steps of one attempt as ranks report them, and the measurement made of them."""
+"""The reported steps of one attempt, and the measurement computed from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune_workers.gang.wire import Message
 
 
 class StepSeries:
-    """Times, losses and gradient norms of all steps, warm-up too, in their order."""
+    """Times, losses and gradient norms of all steps in order, warm-up included."""
 
     def __init__(self, request: TrialRequest) -> None:
         self._request = request
@@ -22,7 +22,8 @@ class StepSeries:
         return len(self._times)
 
     def add(self, message: Message) -> StepsReported | None:
-        """The next step as a report; None when it is not the next one."""
+        """Adds a step and returns its report; None, without adding it, if it is not the next
+        one."""
         step = message["step"]
         if step != len(self):
             return None
@@ -38,8 +39,8 @@ class StepSeries:
         )
 
     def so_far(self, first_step_s: float | None) -> Measurement | None:
-        """What a trial that failed had measured; None when it never left the warm-up.
-        `first_step_s`: set-up time, s."""
+        """The measurement of a trial that failed; None if it did not complete the warm-up.
+        `first_step_s`: set-up time, seconds."""
         warmup = self._request.measure.warmup_steps
         if len(self) <= warmup:
             return None
@@ -53,7 +54,8 @@ class StepSeries:
         )
 
     def end(self, result: Message | None, first_step_s: float | None) -> AttemptEnded:
-        """The end of an attempt that nothing went wrong with, from rank 0's own measurement."""
+        """The end of an attempt without failures. `result`: rank 0's message with the measurement;
+        without one the attempt failed with METRICS_MISSING."""
         result = result or {}
         values = result.get("measurement")
         measurement = Measurement.from_dict(values) if values else None
@@ -73,7 +75,7 @@ class StepSeries:
 
 
 def joined(first: StepsReported, second: StepsReported) -> StepsReported:
-    """Two reports of one attempt that follow each other, as one."""
+    """Merges two consecutive reports of one attempt."""
     return replace(
         first,
         step_times_s=first.step_times_s + second.step_times_s,

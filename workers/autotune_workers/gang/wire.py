@@ -1,12 +1,11 @@
-"""What crosses between a runner and its ranks: one JSON object per line, plain values only.
+"""Messages between a runner and its ranks: one JSON object per line, plain values only.
 
     runner -> rank   {"command": "run" | "store" | "stop" | "abort" | "where" | "exit", ...}
     rank -> runner   {"event": "ready" | "store" | "heartbeat" | "step" | "done" | "failed" | "idle" | "where" | "gone", ...}
 
-Every message about a trial carries `run`, the number of the launch on this gang, so that late
-messages can be told apart. A float that is not finite is written as Python's json writes it (NaN,
-Infinity): both ends are of one release. `autotune.spec.plain` turns values into plain ones and
-back.
+Every message about a trial has `run`, the number of the launch on this gang, so that late messages
+of earlier launches can be ignored. Non-finite floats are written as in Python's json (NaN,
+Infinity), as both ends are Python. `autotune.spec.plain` converts values to plain ones and back.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 Message = dict[str, Any]
 
 MAX_LINE_BYTES = 64 << 20
-"""a longer line can only be a mistake of the other end"""
+"""longer lines are refused as errors of the other end"""
 
 
 def to_line(message: Message) -> bytes:
@@ -32,8 +31,8 @@ class Lines:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[Message]:
-        """The messages that are complete now. Raises `ValueError` for a line that is not JSON, or
-        too long."""
+        """The messages that this chunk completes. Raises `ValueError` for a line that is not JSON
+        or too long."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ValueError(f"a message exceeds {MAX_LINE_BYTES} bytes")
