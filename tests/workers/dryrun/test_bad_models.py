@@ -40,7 +40,7 @@ def run_here(function: str) -> DryRun:
     try:
         return dry_run(stand_in(workload(function), CONFIG)[0], rank=0, watched=watches.append)
     except Exception as error:
-        raise error_of(error, 2.0**30, watches[0].position.said()) from error
+        raise error_of(error, 2.0**30, watches[0].position.in_words()) from error
 
 
 def run_apart(function: str, **limits: float) -> DryRun:

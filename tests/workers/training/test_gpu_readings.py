@@ -183,7 +183,7 @@ def test_repeated_keys_give_the_same_attention(monkeypatch: pytest.MonkeyPatch) 
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
     grouped = fused_attention(q, k, v)
-    monkeypatch.setattr("autotune_workers.training.model.decoder._takes_groups", lambda _: False)
+    monkeypatch.setattr("autotune_workers.training.model.decoder._supports_groups", lambda _: False)
     torch.testing.assert_close(fused_attention(q, k, v), grouped)
 
 

@@ -1,11 +1,10 @@
-"""Whole numbers and truth values that decide control flow, carried beside the fake tensors that
-have none.
+"""Known integer and boolean values of fake tensors, needed where values decide control flow.
 
-A value belongs to a storage, so that views need no care: it is one number for the whole storage, or
-the numbers themselves. Whatever is computed of carried values alone is carried too, as long as it
-is small; what is written over with unknown values is forgotten.
+Values are recorded per storage, so that views share them: one number for the whole storage, or one
+per element. Results computed from known values alone are recorded too if they are small; storages
+overwritten with unknown values are removed.
 
-What follows from the values of the inputs is marked: no real training has inputs of those values.
+Values derived from the inputs are marked, because no real training has these (zero) inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from autotune_workers.dryrun.torch_private import FakeTensor, real_tensors, storage_id
 
 LARGEST = 1 << 22
-"""elements of a tensor whose values are carried"""
+"""maximum number of elements of a tensor whose values are recorded one by one"""
 
 
 class CarriedValues:
@@ -27,13 +26,13 @@ class CarriedValues:
 
     def __init__(self) -> None:
         self._known: dict[int, Tensor] = {}
-        """by storage: one element for all, or all elements in the storage's order"""
+        """by storage id: a scalar for all elements, or all elements in the order of the storage"""
         self._watched: dict[int, weakref.ref[Any]] = {}
-        self._of_inputs: set[int] = set()
-        """storages whose values follow from those of the inputs"""
+        self._from_inputs: set[int] = set()
+        """ids of storages whose values were derived from the inputs"""
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The values of a tensor; None where they are not known. Real tensors have their own."""
+        """The values of a tensor; None if unknown. A real tensor is returned as it is."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         known = self._known.get(storage_id(tensor))
@@ -45,22 +44,21 @@ class CarriedValues:
             return known.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def constant(self, tensor: Tensor) -> Tensor | None:
-        """The one value of all elements, however many; None where it is not known or there are
-        several."""
+        """The common value of all elements as a scalar tensor; None if unknown or not the same for
+        all."""
         known = self._known.get(storage_id(tensor)) if isinstance(tensor, FakeTensor) else None
-        return (
-            known
-            if known is not None and known.dim() == 0 and known.dtype == tensor.dtype
-            else None
-        )
+        if known is None or known.dim() != 0 or known.dtype != tensor.dtype:
+            return None
+        return known
 
     def set_constant(self, tensor: Tensor, value: Any) -> None:
-        """All elements of a tensor that has just been made are this."""
+        """Records one value for all elements of a new tensor."""
         with real_tensors():
             self._keep(tensor, torch.tensor(value, dtype=tensor.dtype))
 
     def set(self, tensor: Tensor, values: Tensor) -> None:
-        """The elements of a tensor that has just been made, or been written over, are these."""
+        """Records the elements of a new or overwritten tensor; forgets them if there are too many
+        or shape or dtype differ."""
         if tensor.numel() > LARGEST or values.dtype != tensor.dtype or values.shape != tensor.shape:
             self.forget(tensor)
             return
@@ -73,7 +71,8 @@ class CarriedValues:
         self._keep(tensor, flat)
 
     def writable(self, tensor: Tensor) -> Tensor | None:
-        """As `of`, for an operation that writes into it."""
+        """Like `of`, for an operation that writes into the result: a constant is expanded to one
+        value per element first."""
         if (constant := self.constant(tensor)) is not None:
             with real_tensors():
                 size = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -83,18 +82,18 @@ class CarriedValues:
         return self.of(tensor)
 
     def forget(self, tensor: Tensor) -> None:
-        """Unknown values were written into its storage."""
+        """Removes the values of the tensor's storage, into which unknown values were written."""
         self._known.pop(storage_id(tensor), None)
-        self._of_inputs.discard(storage_id(tensor))
+        self._from_inputs.discard(storage_id(tensor))
 
-    def mark_of_inputs(self, tensor: Tensor) -> None:
-        """Its values, where they are known, follow from those of the inputs."""
+    def mark_from_inputs(self, tensor: Tensor) -> None:
+        """Marks the tensor's values, if known, as derived from the inputs."""
         if tensor in self:
-            self._of_inputs.add(storage_id(tensor))
+            self._from_inputs.add(storage_id(tensor))
 
-    def is_of_inputs(self, tensor: Tensor) -> bool:
-        """Whether its values follow from those of the inputs."""
-        return isinstance(tensor, FakeTensor) and storage_id(tensor) in self._of_inputs
+    def is_from_inputs(self, tensor: Tensor) -> bool:
+        """Whether the tensor's values are derived from the inputs."""
+        return isinstance(tensor, FakeTensor) and storage_id(tensor) in self._from_inputs
 
     def __contains__(self, tensor: Tensor) -> bool:
         return storage_id(tensor) in self._known
@@ -107,10 +106,10 @@ class CarriedValues:
             return
         watched = self._watched
 
-        def gone(reference: Any) -> None:
+        def remove(reference: Any) -> None:
             if watched.get(key) is reference:
                 del watched[key]
                 self._known.pop(key, None)
-                self._of_inputs.discard(key)
+                self._from_inputs.discard(key)
 
-        watched[key] = weakref.ref(storage, gone)
+        watched[key] = weakref.ref(storage, remove)

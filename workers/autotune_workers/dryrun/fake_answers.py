@@ -1,14 +1,14 @@
-"""What a dry run answers where an operation asks for a value that nobody computed.
+"""Executes operations on fake tensors, including those that need values.
 
-    real tensors      (a mesh of ranks) stay real: an operation on them alone is computed
-    whole numbers     that follow from constants, shapes and routing are carried (`carried_values`), and what is computed of them is computed
-    routing           is balanced: each expert gets the same number of tokens, and every rank routes alike
-    inputs            of whole numbers are carried too: tokens are 0, and what a model selects by them is remembered as assumed
-    nan, infinity     do not occur
-    other numbers     that are asked for, such as a loss that is logged, are 1
+    real tensors      (a mesh of ranks) stay real: operations on real tensors only are executed
+    integers          derived from constants, shapes and routing are known (`carried_values`), as are results computed from them
+    routing           is assumed to be balanced: each expert gets the same number of tokens, on every rank
+    integer inputs    are known too: tokens are 0; selections that a model makes by them are recorded as assumptions
+    NaN, infinity     never occur
+    other numbers     that are read, such as a logged loss, are 1
     anything else     raises `DataDependentOutputException` or `DynamicOutputShapeException`
 
-What was assumed is remembered in words.
+Assumptions are recorded as sentences, see `FakeAnswers.guesses`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from autotune_workers.own_model.users_line import running_line
 aten = torch.ops.aten
 NUMBER = aten._local_scalar_dense.default
 LIFTS = ("lift_fresh", "lift_fresh_copy", "lift")
-"""operations that make a fake tensor of a new real one"""
+"""operations that turn a new real tensor into a fake one"""
 FILLS: dict[str, Any] = {
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
     **dict.fromkeys(("ones", "ones_like", "new_ones", "isfinite"), 1),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), 0),
 }
-"""operations whose result is one value, whatever the values of their arguments"""
+"""operations whose result has this value everywhere, whatever their arguments"""
 FILLS_WITH = {"scalar_tensor": 0, "full": 1, "full_like": 1, "new_full": 2}
-"""operations whose result is the argument at that place"""
+"""operations whose result is filled with an argument, and the index of this argument"""
 SIZED_BY_VALUES = (
     "nonzero",
     "bincount",
@@ -51,43 +51,45 @@ SIZED_BY_VALUES = (
     "unique_dim",
     "unique_consecutive",
 )
-"""operations whose result has a shape that values decide"""
+"""operations whose result has a shape that depends on values"""
 UNFILLED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
-"""operations whose result has no values yet"""
+"""operations whose result is uninitialized"""
 INPUTS_DECIDE = "every token is 0, but the model makes selections by its inputs' values"
 CHOICES = ("topk", "argmax", "multinomial")
-"""operations by which a router chooses experts"""
+"""operations with which routers choose experts"""
 
 
 @final
 class FakeAnswers:
-    """Runs operations on fake tensors, and remembers what it had to guess."""
+    """Runs operations on fake tensors, and records what it had to guess."""
 
     def __init__(self, where: Callable[[], str] = lambda: "") -> None:
-        """`where`: name of the module that runs."""
+        """`where`: returns the name of the running module."""
         self._values = CarriedValues()
         self._where = where
         self._guesses: dict[str, set[str]] = {}
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """What was assumed, in words."""
-        return tuple(f"{what} ({_some(sorted(where))})" for what, where in self._guesses.items())
+        """The assumptions, as sentences with the modules that needed them."""
+        return tuple(
+            f"{guess} ({_some(sorted(modules))})" for guess, modules in self._guesses.items()
+        )
 
-    def know_inputs(self, inputs: Iterable[Any]) -> None:
-        """The tensors of a batch, or what was computed of them: what their values decide is an
-        assumption."""
+    def mark_inputs(self, inputs: Iterable[Any]) -> None:
+        """Marks tensors as inputs or derived from inputs, so that control flow decided by their
+        values is recorded as an assumption."""
         for tensor in inputs:
             if isinstance(tensor, FakeTensor):
-                self._values.mark_of_inputs(tensor)
+                self._values.mark_from_inputs(tensor)
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of the operation."""
+        """Runs the operation and returns its result."""
         if not types and func._opname not in LIFTS and tensors_in(args):
             with real_tensors():
                 return func(*args, **kwargs)
         if func is WAIT:
-            # as it does with real ones; its shape function would make another tensor
+            # real tensors are returned unchanged too; the shape function would make a new tensor
             return args[0]
         if func is NUMBER:
             return self._number(args[0])
@@ -96,7 +98,7 @@ class FakeAnswers:
             if name in SIZED_BY_VALUES or func is aten.repeat_interleave.Tensor or name == "equal":
                 return self._by_values(func, args, kwargs)
             if name in ("index", "index_put_", "index_put", "_index_put_impl_"):
-                args = (args[0], self._places(func, args[1]), *args[2:])
+                args = (args[0], self._without_masks(func, args[1]), *args[2:])
         if func.namespace == "c10d":
             out = func(*args, **kwargs)
             self._exchanged(func, args)
@@ -126,7 +128,7 @@ class FakeAnswers:
                 return values.item()
         if not tensor.is_floating_point():
             raise DataDependentOutputException(NUMBER)
-        if module := self._where():  # what the loop asks for decides nothing that is counted
+        if module := self._where():  # numbers read by the training loop decide nothing
             self._guess("a tensor that the model reads as a number is assumed to be 1", _at(module))
         return 1.0
 
@@ -139,57 +141,57 @@ class FakeAnswers:
                 else DynamicOutputShapeException
             )
             raise kind(func)
-        of_inputs = self._decides(tensors_in((args, tuple(kwargs.values()))))
+        from_inputs = self._decides(tensors_in((args, tuple(kwargs.values()))))
         with real_tensors():
             results = func(*known[0], **known[1])
         if not isinstance(results, Tensor | tuple | list):
             return results
         made = [
-            self._fake(result, of_inputs=of_inputs)
+            self._fake(result, from_inputs=from_inputs)
             for result in ([results] if isinstance(results, Tensor) else results)
         ]
         return made[0] if isinstance(results, Tensor) else type(results)(made)
 
     def _decides(self, tensors: Iterable[Tensor]) -> bool:
-        """The values of these decide a shape or a branch: remembered where they follow from the
-        inputs."""
-        of_inputs = any(map(self._values.is_of_inputs, tensors))
-        if of_inputs and (module := self._where()):
+        """Records an assumption if these tensors, whose values decide a shape or a branch, are
+        derived from the inputs; returns whether they are."""
+        from_inputs = any(map(self._values.is_from_inputs, tensors))
+        if from_inputs and (module := self._where()):
             self._guess(INPUTS_DECIDE, _at(module))
-        return of_inputs
+        return from_inputs
 
     def _mark_computed(
         self, made: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """What was made of these arguments follows from the inputs where one of them does."""
-        if any(map(self._values.is_of_inputs, tensors_in((args, tuple(kwargs.values()))))):
-            self.know_inputs(made)
+        """Marks results as derived from the inputs if an argument is."""
+        if any(map(self._values.is_from_inputs, tensors_in((args, tuple(kwargs.values()))))):
+            self.mark_inputs(made)
 
-    def _fake(self, values: Tensor, *, of_inputs: bool) -> Tensor:
+    def _fake(self, values: Tensor, *, from_inputs: bool) -> Tensor:
         out = torch.empty(values.shape, dtype=values.dtype)
         self._values.set(out, values)
-        if of_inputs:
-            self._values.mark_of_inputs(out)
+        if from_inputs:
+            self._values.mark_from_inputs(out)
         return out
 
-    def _places(self, func: Any, indices: Any) -> list[Any]:
-        """Indices with the places of a mask's true elements in the place of the mask."""
-        found: list[Any] = []
+    def _without_masks(self, func: Any, indices: Any) -> list[Any]:
+        """The indices with each mask replaced by the positions of its true elements."""
+        converted: list[Any] = []
         for index in indices:
             if isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8):
                 mask = self._values.of(index)
                 if mask is None:
                     raise DynamicOutputShapeException(func)
-                of_inputs = self._decides([index])
+                from_inputs = self._decides([index])
                 with real_tensors():
                     places = mask.nonzero(as_tuple=True)
-                found += [self._fake(place, of_inputs=of_inputs) for place in places]
+                converted += [self._fake(place, from_inputs=from_inputs) for place in places]
             else:
-                found.append(index)
-        return found
+                converted.append(index)
+        return converted
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outs: Any) -> None:
-        """Carries the values of a result that has just been made."""
+        """Records the values of new results, where they follow from known values."""
         name, out = func._opname, outs[0]
         if name in FILLS:
             self._values.set_constant(out, FILLS[name])
@@ -206,7 +208,7 @@ class FakeAnswers:
             or torch.Tag.nondeterministic_seeded in func.tags
             or out in self._values
         ):
-            return  # the last: it is a view
+            return  # in the last case the result is a view
         elif (tensors_in(args) or name == "arange") and (
             known := self._known((args, kwargs))
         ) is not None:
@@ -215,7 +217,7 @@ class FakeAnswers:
             for made, values in zip(
                 outs, [results] if isinstance(results, Tensor) else results, strict=True
             ):
-                # a shape that is asked on the meta device
+                # meta tensors: only shapes are computed
                 if isinstance(made, Tensor) and not values.is_meta:
                     self._values.set(made, values)
         self._mark_computed(outs, args, kwargs)
@@ -223,10 +225,14 @@ class FakeAnswers:
     def _choose(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
     ) -> None:
-        """The choices of a router: expert after expert, token after token."""
+        """Records the result of a router's choice as balanced, see `balanced_choices`; no effect if
+        the choice is not along the last dimension."""
         scores = args[0]
-        place = 1 if name == "argmax" else 2
-        dim = args[place] if name != "multinomial" and len(args) > place else kwargs.get("dim", -1)
+        dim_index = 1 if name == "argmax" else 2
+        if name != "multinomial" and len(args) > dim_index:
+            dim = args[dim_index]
+        else:
+            dim = kwargs.get("dim", -1)
         if scores.dim() == 0 or dim not in (-1, scores.dim() - 1):
             return
         with real_tensors():
@@ -237,7 +243,7 @@ class FakeAnswers:
         )
 
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation that writes into its arguments."""
+        """Runs an operation that writes into its arguments, and updates their known values."""
         out = func(*args, **kwargs)
         changed = [
             args[i]
@@ -261,8 +267,8 @@ class FakeAnswers:
         return out
 
     def _exchanged(self, func: Any, args: tuple[Any, ...]) -> None:
-        """What comes from other ranks, who have what this one has, and who agree to what they are
-        asked."""
+        """Records the integers received in a collective, assuming that all ranks have the same
+        values as this one."""
         operation = operation_of(func)
         results = [t for t in tensors_in(args[0]) if not t.dtype.is_floating_point]
         if operation is None or operation.kind == "send" or not results:
@@ -279,7 +285,8 @@ class FakeAnswers:
                 self._values.forget(result)
 
     def _gathered(self, result: Tensor, sent: Tensor, group: Any, *, swapped: bool) -> None:
-        """Of every rank the same: all that it sent, or its part for this rank."""
+        """Records a gather, or an all-to-all if `swapped`, in which all ranks send what this one
+        sends."""
         values = self._values.of(sent)
         if values is None:
             self._values.forget(result)
@@ -290,34 +297,27 @@ class FakeAnswers:
         self._values.set(result, gathered)
 
     def _known(self, value: Any) -> Any:
-        """Arguments with values in the place of fake tensors; None where one has none."""
+        """Nested arguments with known values in place of fake tensors; None if one is unknown."""
         if isinstance(value, Tensor):
             return self._values.of(value)
         if isinstance(value, tuple | list):
             parts = [self._known(part) for part in value]
-            return (
-                None
-                if any(
-                    new is None and old is not None for new, old in zip(parts, value, strict=True)
-                )
-                else type(value)(parts)
+            is_unknown = any(
+                new is None and old is not None for new, old in zip(parts, value, strict=True)
             )
+            return None if is_unknown else type(value)(parts)
         if isinstance(value, dict):
-            found = {key: self._known(part) for key, part in value.items()}
-            return (
-                None
-                if any(found[key] is None and part is not None for key, part in value.items())
-                else found
-            )
+            named = {key: self._known(part) for key, part in value.items()}
+            is_unknown = any(named[key] is None and part is not None for key, part in value.items())
+            return None if is_unknown else named
         return value
 
-    def _guess(self, what: str, where: str) -> None:
-        self._guesses.setdefault(what, set()).add(where)
+    def _guess(self, guess: str, module: str) -> None:
+        self._guesses.setdefault(guess, set()).add(module)
 
 
 def balanced_choices(shape: torch.Size, experts: int) -> Tensor:
-    """Experts that a router chooses, so many for each token: expert after expert, token after
-    token."""
+    """Indices of chosen experts, (..., choices per token): experts are assigned round-robin."""
     return (torch.arange(shape.numel()) % experts).view(shape)
 
 
@@ -328,8 +328,8 @@ def grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The result of `_grouped_mm`, whose shape function takes bfloat16 alone, while its kernel for
-    the CPU takes every format."""
+    """An uninitialized result of `_grouped_mm`, whose shape function supports only bfloat16, while
+    its CPU kernel supports every dtype."""
     if a.dim() == 2 and b.dim() == 2:
         assert ends is not None
         shape = (len(ends), a.shape[0], b.shape[1])
@@ -340,14 +340,14 @@ def grouped_product(
 
 
 def batch_norm(made: tuple[Tensor, ...], running_mean: Tensor | None) -> tuple[Tensor, ...]:
-    """What batch norm makes, with the statistics of a batch in the format of the running ones, as
-    kernels keep them; its shape function takes the input's."""
+    """The results of batch norm with the batch statistics in the dtype of the running ones, as
+    kernels store them; the shape function uses the dtype of the input."""
     out, *statistics = made
     return out, *(x if running_mean is None else x.to(running_mean.dtype) for x in statistics)
 
 
 def _at(module: str) -> str:
-    """The module with the line of the user's code that asks."""
+    """The module, with the line of user code that runs."""
     line = running_line()
     return f"{module} at {line}" if line else module
 

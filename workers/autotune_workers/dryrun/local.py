@@ -1,8 +1,8 @@
-"""The dry runner of this machine: each dry run in a process of its own, within limits of time and
-memory.
+"""The dry runner of this machine: runs each dry run in its own process, with time and memory
+limits.
 
-The user's code is imported in that process alone. A process that is stopped at a limit says how far
-it came; one that dies says by what.
+User code is imported in that process only. The error names the last part reached if the process was
+stopped at a limit, and the signal or exit status if it died.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autotune_workers.own_model.users_line import dumped_line
 from autotune_workers.process.children import rank_environment
 
 LAST_WORDS_S = 2.0
-"""a process that is stopped has so long to say how far it came"""
+"""grace period in which a terminated process can report how far it came"""
 DUMP_BEGINS = "Fatal Python error: "
-"""what `faulthandler` writes first of a process that dies"""
+"""first words of the dump that `faulthandler` writes when a process dies"""
 LOG_TAIL = 400
-"""characters of a dead process's output that are told"""
+"""maximum number of characters of a dead process's output in an error message"""
 STUB = "one of the model's operators may read memory that a fake tensor does not have; replace this operator with a stub in dry runs"
 FEWER = "use a smaller config (fewer layers, shorter sequences, fewer micro-batches), or raise the limit (`--max-wall-s` of `autotune fit`)"
 
@@ -63,14 +63,14 @@ class LocalDryRunner:
 
 
 def _ask(task: Mapping[str, Any], limits: DryRunLimits) -> dict[str, Any]:
-    """What the process answers. Raises `DryRunError`."""
+    """Runs a task in a new process and returns its result. Raises `DryRunError`."""
     with (
         tempfile.TemporaryFile() as log,
-        tempfile.TemporaryFile() as asked,
+        tempfile.TemporaryFile() as request,
         tempfile.TemporaryFile() as answers,
     ):
-        asked.write(json.dumps({**task, "memory_bytes": limits.memory_bytes}).encode())
-        asked.seek(0)
+        request.write(json.dumps({**task, "memory_bytes": limits.memory_bytes}).encode())
+        request.seek(0)
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -79,7 +79,7 @@ def _ask(task: Mapping[str, Any], limits: DryRunLimits) -> dict[str, Any]:
                 str(answers.fileno()),
                 str(os.getpid()),
             ],
-            stdin=asked,
+            stdin=request,
             stdout=log,
             stderr=log,
             pass_fds=[answers.fileno()],
@@ -87,15 +87,18 @@ def _ask(task: Mapping[str, Any], limits: DryRunLimits) -> dict[str, Any]:
             env=rank_environment({"CUDA_VISIBLE_DEVICES": ""}, host="127.0.0.1"),
         )
         in_time = _ended_in_time(process, limits.wall_s)
-        lines = [json.loads(line) for line in _text(answers).splitlines()]
-        told: dict[str, Any] = {key: value for line in lines for key, value in line.items()}
-        if "result" in told and in_time:
-            return told["result"]
-        raise _error(told, in_time, process.returncode, _text(log), limits)
+        messages = [json.loads(message) for message in _text(answers).splitlines()]
+        report: dict[str, Any] = {
+            key: value for message in messages for key, value in message.items()
+        }
+        if "result" in report and in_time:
+            return report["result"]
+        raise _error(report, in_time, process.returncode, _text(log), limits)
 
 
 def _ended_in_time(process: subprocess.Popen[bytes], wall_s: float) -> bool:
-    """Waits for its end; at the limit it is stopped, with all that it started."""
+    """Waits until the process ends, and returns True; at the limit stops it and its children, and
+    returns False."""
     try:
         process.wait(wall_s)
         return True
@@ -111,12 +114,13 @@ def _ended_in_time(process: subprocess.Popen[bytes], wall_s: float) -> bool:
 
 
 def _error(
-    told: Mapping[str, Any], in_time: bool, code: int | None, output: str, limits: DryRunLimits
+    report: Mapping[str, Any], in_time: bool, code: int | None, output: str, limits: DryRunLimits
 ) -> DryRunError:
-    """Why there is no result. `told`: how far the process came, and its own error."""
-    if "error" in told:
-        return DryRunError(**told["error"])
-    reached = f"; the last part reached was {told.get('reached', 'starting Python')}"
+    """The error for a run without a result. `report`: the process's messages merged, with keys
+    `reached` and `error`; `code`: exit status; `output`: its log."""
+    if "error" in report:
+        return DryRunError(**report["error"])
+    reached = f"; the last part reached was {report.get('reached', 'starting Python')}"
     if not in_time:
         return DryRunError(
             f"the dry run was stopped after {format_duration(limits.wall_s)}{reached}", remedy=FEWER
@@ -126,19 +130,18 @@ def _error(
     tail = " ".join(output.partition(DUMP_BEGINS)[0].split())[-LOG_TAIL:]
     if was_refused_memory(tail):
         return beyond_memory(limits.memory_bytes, reached)
-    said = f"; the last output was {tail}" if tail else ""
-    name = (
-        f"was ended by {signal.Signals(-code).name}"
-        if code is not None and code < 0
-        else f"ended with status {code}"
-    )
+    if code is not None and code < 0:
+        ended = f"was ended by {signal.Signals(-code).name}"
+    else:
+        ended = f"ended with status {code}"
+    last_output = f"; the last output was {tail}" if tail else ""
     return DryRunError(
-        f"the dry-run process {name} without a result{reached}{said}", remedy=_remedy(code)
+        f"the dry-run process {ended} without a result{reached}{last_output}", remedy=_remedy(code)
     )
 
 
 def _remedy(code: int | None) -> str:
-    """What to do about a process that ended with this code."""
+    """The remedy for a process that ended with this exit status."""
     if code == -signal.SIGKILL:
         return (
             "the machine may have run out of memory; stop other programs and run the command again"

@@ -1,10 +1,10 @@
-"""The memory limit of a dry run's process, by two means of the kernel.
+"""The memory limit of a dry run's process, enforced in two ways.
 
-RLIMIT_DATA    private memory beyond the limit is refused at once, however much is asked for
-VmHWM          the high-water mark of resident memory, which counts libraries and shared memory too (proc(5)); a thread reads it twice a second
+RLIMIT_DATA    the kernel refuses allocations of private memory beyond the limit
+VmHWM          high-water mark of resident memory, libraries and shared memory included (proc(5)); a thread reads it twice a second
 
-The mark misses no peak between two readings. It is read once more before an answer is given, so no
-run that went beyond its limit gives one.
+The mark includes peaks between two readings. It is read again before the result is written, so that
+a run that exceeded its limit has no result.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import final
 from autotune.errors import DryRunError
 from autotune_workers.process.machine import memory_limit, status_bytes
 
-LOOK_EVERY_S = 0.5
-"""seldom, as each look takes the interpreter from the run for a moment, which is long on a busy
-machine"""
+CHECK_EVERY_S = 0.5
+"""interval of the checks; long, because each one takes the interpreter lock from the run"""
 REFUSED = (
     "raised memoryerror",
     "defaultcpuallocator",
@@ -28,17 +27,17 @@ REFUSED = (
     "std::bad_alloc",
     "failed to map segment",
 )
-"""what Python, torch, C, C++ and the loader of libraries say when the kernel gives them no memory;
-in small letters"""
+"""messages of Python, torch, C, C++ and the dynamic linker about failed allocations; in lower
+case"""
 
 
 def was_refused_memory(text: str) -> bool:
-    """Whether this is what an error or a dying process says of memory that it was not given."""
+    """Whether an error message or the output of a process reports a failed allocation."""
     return any(words in text.lower() for words in REFUSED)
 
 
 def beyond_memory(limit_bytes: float, where: str = "") -> DryRunError:
-    """What is told of a run that needed more. `where`: in words, how far it came."""
+    """The error for a run that exceeded the limit. `where`: appended to the message."""
     return DryRunError(
         f"the dry run needed more memory than the limit of {limit_bytes / 2**30:.3g} GiB{where}",
         remedy="build the model without real weights (on the device that the builder receives), or raise the limit (`--max-memory-gib` of `autotune fit`)",
@@ -47,26 +46,25 @@ def beyond_memory(limit_bytes: float, where: str = "") -> DryRunError:
 
 @final
 class MemoryGuard:
-    """Keeps this process within its limit."""
+    """Enforces the memory limit in this process."""
 
     def __init__(self, limit_bytes: float, stop: Callable[[], None]) -> None:
-        """`stop`: ends this process; called by a thread once the limit is passed."""
+        """`stop`: must end this process; called from a thread when the limit is exceeded."""
         self._limit_bytes, self._stop = limit_bytes, stop
         self._done = threading.Event()
 
     @property
     def is_passed(self) -> bool:
-        """Whether more than the limit has ever been resident."""
+        """Whether resident memory has ever exceeded the limit."""
         return (status_bytes("VmHWM") or 0) > self._limit_bytes
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
-        """The block in which the limit holds."""
+        """Within the block, the limit is enforced."""
         thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         try:
-            # what is reserved and not yet filled, such as stacks of threads, may be filled without
-            # counting
+            # memory reserved before but not yet touched, such as thread stacks, is not counted
             with memory_limit(max(0.0, self._limit_bytes - (status_bytes("RssAnon") or 0))):
                 yield
         finally:
@@ -74,7 +72,7 @@ class MemoryGuard:
             thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(LOOK_EVERY_S):
+        while not self._done.wait(CHECK_EVERY_S):
             if self.is_passed:
                 self._stop()
                 return

@@ -1,24 +1,19 @@
-"""One rank of a job, watched: the native training is built and runs two optimizer steps, on fake
+"""Builds the native training of one rank and runs two optimizer steps under observation, on fake
 tensors or on real ones.
 
-It is the training that a real trial runs. A dry run differs from it in three places: the tokens
-(zeros of the right shape), the process group, and the answers to questions about values
-(`fake_answers`).
+The training code is the one that real trials run. A dry run differs in three things: the tokens
+(zeros of the right shape), the process group, and operations that need values (`fake_answers`).
 
-Kernels that a GPU has and a CPU has not, where they keep other tensors than what a CPU runs in
-their place.
+Where kernels of GPUs save other tensors than those of CPUs, the CPU imitates them:
 
-attention   under a causal bias: flash or memory-efficient attention, where a CPU would make the mask as a tensor
-RMS norm    one kernel that keeps its input and one statistic per row (`aten::_fused_rms_norm`, torch >= 2.9); a CPU runs products and means one after the
-            other and keeps the normalized rows too. Layer norm's kernel, which both have, stands in: it keeps one statistic per row more
+attention   with a causal bias: flash or memory-efficient attention; the CPU would materialize the mask
+RMS norm    one kernel that saves its input and one statistic per row (`aten::_fused_rms_norm`, torch >= 2.9); the CPU would save the normalized rows too.
+            It is replaced by layer norm, which has one kernel on both and saves one more statistic per row
 
-Libraries run their ordinary code on fake tensors, as they would on real ones.
+Libraries must run the same code on fake tensors as on real ones:
 
-transformers    takes a fake tensor for a sign that a graph is traced, and then makes attention masks that training does not make
-torch.nn.init   draws truncated normal numbers until none lies outside, which a dry run cannot see: one draw is enough there
-
-A timeline of at most some hundred samples, which keeps the shape of the curve: of each stretch its
-highest and its lowest sample.
+transformers    treats a fake tensor as a sign of graph tracing, and then builds attention masks that training does not build
+torch.nn.init   redraws truncated normal numbers until all are within bounds, which needs values; here it draws once
 """
 
 from __future__ import annotations
@@ -52,7 +47,8 @@ from autotune_workers.training.torch_internals import pytree
 
 @contextlib.contextmanager
 def kernels_of_gpus() -> Iterator[None]:
-    """A block on CPU tensors that keeps what a GPU would keep."""
+    """Within the block, operations on CPU tensors save for the backward pass what a GPU would
+    save."""
     has_fused_norm = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
     norm = (
         torch_patches.replaced(F, "rms_norm", _rms_norm)
@@ -79,8 +75,8 @@ def _rms_norm(
 
 @contextlib.contextmanager
 def _no_tracing() -> Iterator[None]:
-    """A block for a model that code outside of autotune builds; transformers is imported only
-    then."""
+    """Within the block, transformers does not treat fake tensors as a sign of tracing. Imports
+    transformers if it is installed, so use it only for users' models."""
     if find_spec("transformers") is None:
         yield
         return
@@ -91,38 +87,37 @@ def _no_tracing() -> Iterator[None]:
 
 
 STRETCHES = 200
-"""into which a step is cut"""
+"""number of parts of a step's timeline in `thinned`"""
 
 
 def thinned(
     samples: Sequence[MemorySample], stretches: int = STRETCHES
 ) -> tuple[MemorySample, ...]:
-    """The first and the last sample, and two of each stretch, in order."""
+    """At most 2 * stretches + 2 samples that preserve the shape of the curve: the first and the
+    last, and the highest and the lowest of each part."""
     if len(samples) <= 2 * stretches:
         return tuple(samples)
     kept = {0, len(samples) - 1}
     for stretch in range(stretches):
-        places = range(
-            stretch * len(samples) // stretches, (stretch + 1) * len(samples) // stretches
-        )
+        part = range(stretch * len(samples) // stretches, (stretch + 1) * len(samples) // stretches)
         kept |= {
-            max(places, key=lambda i: samples[i].total_bytes),
-            min(places, key=lambda i: samples[i].total_bytes),
+            max(part, key=lambda i: samples[i].total_bytes),
+            min(part, key=lambda i: samples[i].total_bytes),
         }
     return tuple(samples[i] for i in sorted(kept))
 
 
 STEPS = 2
-"""the first has no optimizer state before its end"""
+"""two, because the optimizer state exists only after the first"""
 AXES = ("tp", "pp", "cp", "ep", "expert_data", "dp_cp")
-"""mesh axes in the order in which a group takes its name, where several are the same; parts of the
-last two come before them"""
+"""mesh axes by priority: if several have the same ranks, their group is named after the first;
+parts of the last two have priority over them"""
 VERSIONS = ("torch", "transformers", "peft")
-"""packages that decide a result"""
+"""packages that influence results; their versions are recorded"""
 
 
 class FakeTokens:
-    """Sequences of zeros, made like any tensor: fake ones in a dry run."""
+    """Sequences of zeros; fake tensors in a dry run."""
 
     def __init__(self, seq_len: int) -> None:
         self._seq_len = seq_len
@@ -133,7 +128,7 @@ class FakeTokens:
 
 
 def first_rank_of_stage(config: ParallelConfig, pp_rank: int) -> int:
-    """Global rank of the first rank of a pipeline stage: the pipeline axis is the slowest of the
+    """Global rank of the first rank of a pipeline stage. The pipeline is the slowest axis of the
     mesh."""
     return pp_rank * (config.world_size // config.pp)
 
@@ -145,10 +140,11 @@ def dry_run(
     notes: Sequence[str] = (),
     watched: Callable[[RankWatch], None] | None = None,
 ) -> DryRun:
-    """Two steps of that rank on fake tensors, in this process. Raises whatever the model's code
-    raises.
+    """Runs two steps of that rank on fake tensors, in this process. Raises whatever the model's
+    code raises.
 
-    `notes`: stand among its guesses.  `watched`: is told what watches, before anything is built.
+    `notes`: added to the guesses of the result. `watched`: called with the observer before anything
+    is built.
     """
     context = RankContext(
         rank=rank, world_size=request.config.world_size, device=torch.device("cpu")
@@ -168,7 +164,7 @@ def dry_run(
             torch_patches.single_draws(),
             _no_tracing() if workload.model.code is not None else contextlib.nullcontext(),
         ):
-            run = watched_run(request, context, mesh, watch, know_inputs=answers.know_inputs)
+            run = watched_run(request, context, mesh, watch, mark_inputs=answers.mark_inputs)
     return replace(run, guesses=(*notes, *answers.guesses))
 
 
@@ -178,18 +174,19 @@ def watched_run(
     mesh: Mesh,
     watch: RankWatch,
     *,
-    know_inputs: Callable[[Iterable[Any]], None] = lambda _: None,
+    mark_inputs: Callable[[Iterable[Any]], None] = lambda _: None,
 ) -> DryRun:
-    """Two steps of this rank. On real tensors, all ranks of the job must do this together.
+    """Runs two steps of this rank under observation. With real tensors it is collective over all
+    ranks of the job.
 
-    `know_inputs`: is told the leaves of each batch.
+    `mark_inputs`: called with the tensors of each batch.
     """
     began_s = time.perf_counter()
     with watch.watching(), _one_thread():
         training = Training(
             request, context, mesh=mesh, stream=FakeTokens(request.workload.seq_len)
         )
-        watch.know_model(training.stages, training.updated)
+        watch.mark_model(training.stages, training.updated)
         for step in range(STEPS):
             watch.begin_step(step)
             batch = training.batch(step)
@@ -197,7 +194,7 @@ def watched_run(
             for tensor in inputs:
                 watch.memory.mark(tensor, "inputs")
             watch.memory.mark_rest("inputs")
-            know_inputs(inputs)
+            mark_inputs(inputs)
             training.step(*batch)
             del batch
         watch.memory.settle()
@@ -230,16 +227,17 @@ def _result(
         modules=_modules(stages, watch, micro_batches),
         flops=flops // micro_batches,
         products=watch.work.products(micro_batches),
-        collectives=watch.collectives.told(watch.axes),
+        collectives=watch.collectives.as_calls(watch.axes),
         took_s=took_s,
-        process_peak_bytes=status_bytes("VmHWM")
-        or 0,  # ru_maxrss would count the process that started this one
+        # not ru_maxrss, which includes the parent process before exec
+        process_peak_bytes=status_bytes("VmHWM") or 0,
         versions={name: metadata.version(name) for name in VERSIONS if name in sys.modules},
     )
 
 
 def axis_names(mesh: Mesh) -> dict[tuple[int, ...], str]:
-    """The mesh axis of each group of ranks; of several with the same ranks the first of `AXES`."""
+    """Names of the mesh axes by the ranks of their group; of axes with the same ranks, the first in
+    the order of `AXES`."""
     parts = [name for name in mesh.axes if name not in AXES and name not in ("dp",)]
     names: dict[tuple[int, ...], str] = {}
     for name in (*AXES[:4], *parts, *AXES[4:]):
@@ -263,14 +261,15 @@ def _one_thread() -> Iterator[None]:
 
 
 def _parameters(stages: Sequence[nn.Module]) -> list[Tensor]:
-    """Each once, also where two modules share it."""
+    """All parameters; those shared by several modules once."""
     return list({id(p): p for stage in stages for p in stage.parameters()}.values())
 
 
 def _modules(
     stages: Sequence[nn.Module], watch: RankWatch, micro_batches: int
 ) -> tuple[ModuleCost, ...]:
-    """All modules of the rank; the outermost ones of several stages count as one."""
+    """Costs of all modules of the rank. The outermost modules of several stages are merged, as they
+    have the same (empty) name."""
     flops, at_peak = watch.work.flops, watch.memory.step_peak_modules
     modules = {name: module for stage in stages for name, module in stage.named_modules()}
     return tuple(

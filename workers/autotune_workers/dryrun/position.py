@@ -1,11 +1,10 @@
-"""Where a training step is: its phase, its micro-batch, and the module of the model that runs.
+"""Tracks the current phase, micro-batch and module of a training step.
 
-Modules tell of their forward passes by hooks. Autograd tells of backward passes by sequence
-numbers: nodes are numbered as the forward pass makes them, so the number of the running node says
-which module made it, at no cost per node. A module that is run again by recomputation is on the
-stack of running modules then, and counts as it does in the forward pass.
+In the forward pass, hooks on modules show which one runs. In the backward pass, the sequence number
+of the running autograd node does: nodes are numbered in the order in which the forward pass creates
+them. Modules that are run again by recomputation count as in the forward pass.
 
-A phase lasts until the next one begins: the loss belongs to the forward pass, the gradients'
+A phase lasts until the next one begins: the loss belongs to the forward pass, gradient
 synchronization after the last backward pass to the backward pass.
 """
 
@@ -23,7 +22,7 @@ from autotune_workers.dryrun import torch_private
 
 
 class Position:
-    """Follows one rank through its run."""
+    """The current position of one rank in its training."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -34,17 +33,18 @@ class Position:
         self._running: list[str] = []
         self._failed_in = ""
         self._numbers: list[int] = []
+        """ascending: first sequence number of the autograd nodes that `_makers` made"""
         self._makers: list[str] = []
         self.leaving: Callable[[str], None] = lambda _: None
-        """is told the name of a module whose forward pass ends"""
+        """called with the name of a module when its forward pass ends"""
         self.entering: Callable[[str], None] = lambda _: None
-        """is told the name of a module whose forward pass begins"""
+        """called with the name of a module when its forward pass begins"""
         self.backward_begins: Callable[[], None] = lambda: None
-        """is told that a forward pass has ended in a backward pass"""
+        """called when a backward pass follows a forward pass"""
 
     @property
     def phase(self) -> Phase:
-        """The phase of the step."""
+        """The current phase of the step."""
         if self._phase == "forward" and torch_private.backward_pass() != -1:
             self.backward_begins()
             self._phase = "backward"
@@ -52,7 +52,7 @@ class Position:
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch under way, -1 where there is none."""
+        """Number of the current micro-batch; -1 outside of one."""
         if (
             self._phase == "backward"
             and not self._pipelined
@@ -63,38 +63,37 @@ class Position:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether no module of the model runs."""
+        """Whether no module is in its forward pass."""
         return not self._running
 
     @property
     def module(self) -> str:
-        """The innermost module of the model that runs, or whose backward does; empty outside of
-        it."""
+        """The innermost module whose forward or backward pass runs; empty outside of the model."""
         if self._running:
             return self._running[-1]
         if self._phase != "backward":
             return ""
         number = torch_private.running_sequence_number()
-        place = bisect.bisect_right(self._numbers, number) - 1
-        # the nodes that accumulate gradients bear a number above all others
-        return self._makers[place] if place >= 0 and number < 1 << 62 else ""
+        index = bisect.bisect_right(self._numbers, number) - 1
+        # the nodes that accumulate gradients have a number above all others
+        return self._makers[index] if index >= 0 and number < 1 << 62 else ""
 
     @property
     def place(self) -> str:
-        """In words, where the model's code runs: a module, or its construction; empty outside of
-        it."""
+        """Where the model's code runs, for messages: a module name, or "its construction"; empty
+        outside of the model."""
         if self._phase == "build":
             return "its construction"
         return self.module or ("the outermost module" if self._running else "")
 
     @property
     def moment(self) -> Moment:
-        """All of it."""
+        """Step, phase, micro-batch and module."""
         phase = self.phase
         return Moment(step=self.step, phase=phase, micro_batch=self.micro_batch, module=self.module)
 
-    def said(self) -> str:
-        """It in words."""
+    def in_words(self) -> str:
+        """The position for messages, such as "step 1, forward, micro-batch 2, in layers.0"."""
         moment = self.moment
         if moment.phase == "build":
             return "building the model"
@@ -111,18 +110,18 @@ class Position:
         self._makers.clear()
 
     def begin_optimizer(self) -> None:
-        """All gradients are there."""
+        """All gradients are complete: the optimizer begins."""
         self._phase, self._micro_batch = "optimizer", -1
 
     def begin_chunk(self, phase: Phase, number: int) -> None:
-        """A pipeline stage begins to work on a micro-batch."""
+        """A pipeline stage begins a pass over micro-batch `number`."""
         self._pipelined = True
         if self._phase == "forward" and phase == "backward":
             self.backward_begins()
         self._phase, self._micro_batch = phase, number
 
     def follow(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        """Puts hooks on the modules, which must be called by these names."""
+        """Registers hooks on the modules, given with their names."""
         for name, module in modules:
             module.register_forward_pre_hook(self._entering(name), prepend=True)
             module.register_forward_hook(self._left(name), always_call=True)
@@ -141,14 +140,14 @@ class Position:
 
     def _left(self, name: str) -> Callable[..., None]:
         def leave(*_: Any) -> None:
-            passing = sys.exc_info()[1]  # torch calls this also while an error passes by
+            error = sys.exc_info()[1]  # torch also calls this hook when the module raises
             if (
                 self._running
-                and passing is not None
-                and not isinstance(passing, torch_private.EndOfRecomputation)
+                and error is not None
+                and not isinstance(error, torch_private.EndOfRecomputation)
             ):
                 self._failed_in = self._failed_in or self._running[-1]
-            # an early end of recomputation leaves several at once
+            # when recomputation stops early, several modules end at once
             while self._running and self._running[-1] != name:
                 self.leaving(self._running.pop())
             if self._running:
@@ -158,6 +157,6 @@ class Position:
         return leave
 
     def _mark(self, name: str) -> None:
-        """Nodes that are made from here on are this module's."""
+        """Attributes autograd nodes created from now on to this module."""
         self._numbers.append(torch_private.next_sequence_number())
         self._makers.append(name)

@@ -1,22 +1,18 @@
-"""The process of one dry run: reads its task from the standard input and writes JSON lines to a
+"""The process of one dry run: reads its task from standard input and writes JSON lines to a file
 descriptor.
 
-    {"reached": TEXT}      how far it has come
+    {"reached": TEXT}      the part that begins
     {"result": {...}}      the dry run, or the inspected model
     {"error": {...}}       message, remedy and field
 
-Started by `local`, as `python -m autotune_workers.dryrun.process DESCRIPTOR PARENT`.
+`local` starts it as `python -m autotune_workers.dryrun.process DESCRIPTOR PARENT`.
 
-What went wrong in a dry run, as a `DryRunError`: the operator or the user's line, and what to do.
+Errors become a `DryRunError` that names the operator or the line of user code, and a remedy.
+Autograd and pipelines wrap exceptions, so the root cause is reported. An exception of a builder is
+reported as the builder's error, unless it can only occur in dry runs.
 
-Autograd and pipelines wrap what they meet; the first cause that says something is told. What a
-builder raised is told as the builder's error, unless the reason is one that is peculiar to dry
-runs.
-
-What a dry run trains in place of what it cannot run, with the difference in words.
-
-Dry runs compute on fake CPU tensors. Kernels that only a GPU has, or that a compiler would have to
-make, are left out: what they replace is run.
+Dry runs use fake CPU tensors. Features that need a compiler or GPU kernels are replaced by plain
+ones (`stand_in`), and the result says so.
 """
 
 from __future__ import annotations
@@ -44,16 +40,16 @@ from autotune_workers.dryrun.torch_private import (
     UnsupportedOperatorException,
 )
 from autotune_workers.gang.failure_kind import root_cause
-from autotune_workers.own_model.users_line import running_line, said, user_line
+from autotune_workers.own_model.users_line import error_with_line, running_line, user_line
 from autotune_workers.process.machine import be_expendable, die_with_parent
 
 WITHOUT_KERNEL = (
     r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>",
     r"Could not run '([\w:.]+)' with arguments from the 'Meta' backend",
 )
-"""what torch says of an operator without a fake kernel, with its name"""
+"""messages of torch about an operator without a fake kernel; the group is its name"""
 READ_AS_NUMBER = "_local_scalar_dense"
-"""the operator behind `if`, `.item()`, `float()` and `int()` of a tensor"""
+"""the operator behind `if`, `.item()`, `float()` and `int()` on a tensor"""
 ELSEWHERE = "or add a builder argument that omits this part in dry runs"
 SHAPES_ALONE = f"let shapes and control flow depend only on shapes and arguments, {ELSEWHERE}"
 GPU_WORDS = (
@@ -70,16 +66,16 @@ NO_LINE = (
     "(see the page `Train your own module` in the documentation)"
 )
 LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
-"""what a stage of a user's model adds to an error"""
+"""what `OwnStage` adds to an error message"""
 
 
 def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> DryRunError:
-    """What to tell of it. `memory_bytes`: the limit of the process. `reached`: in words, how far
-    the run came."""
+    """Explains an error of a dry run. `memory_bytes`: memory limit of the process. `reached`: the
+    last part reached."""
     error = root_cause(error)
     raised = error.__cause__ if isinstance(error, AutotuneError) and error.__cause__ else error
     place = user_line(raised)
-    known = _peculiar_to_dry_runs(raised, f" ({place})" if place else "")
+    known = _only_in_dry_runs(raised, f" ({place})" if place else "")
     if known is not None:
         return known
     if isinstance(error, MemoryError) or was_refused_memory(str(error)):
@@ -91,7 +87,7 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
     if isinstance(error, AutotuneError):
         remedy = f"a dry run has no GPU; {NO_GPU}" if needs_gpu else error.remedy
         return DryRunError(error.message, remedy=remedy, field=error.field)
-    text = LINE_IN_TEXT.sub("", said(error))
+    text = LINE_IN_TEXT.sub("", error_with_line(error))
     if needs_gpu:
         first, _, _ = text.partition(". ")
         at = f" ({place})" if place and place not in first else ""
@@ -104,14 +100,15 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
     )
 
 
-def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | None:
-    """The reason, where real tensors would not have raised it. `where`: the user's line."""
+def _only_in_dry_runs(error: BaseException, where: str) -> DryRunError | None:
+    """Explains an error that real tensors would not have raised; None for any other. `where`: the
+    line of user code, appended to messages."""
     if isinstance(error, UnsupportedOperatorException):
         return _without_kernel(
             str(error.func).removesuffix(".default").replace(".", "::", 1), where
         )
-    for words in WITHOUT_KERNEL:
-        if found := re.search(words, str(error)):
+    for pattern in WITHOUT_KERNEL:
+        if found := re.search(pattern, str(error)):
             return _without_kernel(found[1], where)
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         runs = f"runs {error.func}, whose result"
@@ -144,8 +141,8 @@ def _without_kernel(operator: str, where: str) -> DryRunError:
 
 
 def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, list[str]]:
-    """The request of that config, without what needs a compiler or kernels of a GPU; what was
-    replaced, in words."""
+    """The trial request without features that need a compiler or GPU kernels, and a note about each
+    replacement."""
     notes = []
     if config.compile:
         notes.append(
@@ -171,13 +168,13 @@ def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, 
 
 
 PLACE_S = 0.2
-"""the main thread has so long to say where it is, while the memory that it takes grows on"""
+"""how long the main thread has to report its position; short, because its memory keeps growing"""
 Reach = Callable[[str], None]
-"""is told the part that begins"""
+"""called with the part that begins"""
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Runs the task of this process and ends the process."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     be_expendable()
@@ -187,8 +184,8 @@ def main() -> None:
     def reached() -> str:
         return "starting"
 
-    def tell(line: dict[str, Any]) -> None:
-        os.write(descriptor, json.dumps(line).encode() + b"\n")
+    def write(message: dict[str, Any]) -> None:
+        os.write(descriptor, json.dumps(message).encode() + b"\n")
 
     def follow(position: Callable[[], str]) -> None:
         nonlocal reached
@@ -196,26 +193,27 @@ def main() -> None:
 
     def reach(part: str) -> None:
         follow(lambda: part)
-        tell({"reached": part})
+        write({"reached": part})
 
     def fail(error: DryRunError) -> None:
-        tell({"error": {"message": error.message, "remedy": error.remedy, "field": error.field}})
+        write({"error": {"message": error.message, "remedy": error.remedy, "field": error.field}})
 
     def stop_at(line: str) -> None:
         place = reached() + (f", at {line}" if line else "")
         if guard.is_passed:
             fail(beyond_memory(limit_bytes, f"; the last part reached was {place}"))
         else:
-            tell({"reached": place})
+            write({"reached": place})
         os._exit(1)
 
     def terminated(*_: Any) -> None:
-        error = sys.exc_info()[1]  # memory that is refused ends what ran before the limit is seen
+        # a refused allocation may raise before the guard sees that the limit is exceeded
+        error = sys.exc_info()[1]
         stop_at((user_line(error.__cause__ or error) if error else "") or running_line())
 
     def stop() -> None:
-        """From the guard's thread. The main thread knows the place best, unless it is within a long
-        call."""
+        """Called from the guard's thread. Lets the main thread report its position and exit; does
+        so itself if the main thread is within a long call."""
         main_thread = threading.main_thread().ident
         assert main_thread is not None
         signal.pthread_kill(main_thread, signal.SIGTERM)
@@ -223,7 +221,7 @@ def main() -> None:
         stop_at(running_line(sys._current_frames().get(main_thread)))
 
     guard = MemoryGuard(limit_bytes, stop)
-    faulthandler.enable()  # the line of a process that dies within a library
+    faulthandler.enable()  # prints the line of user code if the process crashes within a library
     signal.signal(signal.SIGTERM, terminated)
     reach("importing torch")
     try:
@@ -238,12 +236,12 @@ def main() -> None:
                 answer = to_plain(_run(workload, config, task, reach, follow))
         if guard.is_passed:
             terminated()
-        tell({"result": answer})
+        write({"result": answer})
     except BaseException as error:
         fail(error_of(error, limit_bytes, reached()))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that the user's code left behind keep nobody waiting
+    os._exit(0)  # does not wait for threads that user code started
 
 
 def _inspected(model: ModelSpec, reach: Reach) -> ModelSpec:
@@ -260,7 +258,7 @@ def _run(
     reach: Reach,
     follow: Callable[[Callable[[], str]], None],
 ) -> Any:
-    """`follow`: is given what says, from now on, how far the run has come."""
+    """Runs the dry run. `follow`: called with a function that returns the current position."""
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
 
     reach("building the model")
@@ -269,7 +267,7 @@ def _run(
         request,
         rank=first_rank_of_stage(config, task["pp_rank"]),
         notes=notes,
-        watched=lambda watch: follow(watch.position.said),
+        watched=lambda watch: follow(watch.position.in_words),
     )
 
 

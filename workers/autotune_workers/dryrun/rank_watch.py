@@ -1,10 +1,8 @@
-"""The dispatch mode that watches a rank: every operation goes through it, and what it says of
-memory, traffic and work is noted.
+"""A dispatch mode that records memory, communication and arithmetic of every operation of a rank.
 
-It works on real tensors and on fake ones alike, so that a dry run can be compared with a real one.
-Operations on wrappers (DTensor) are left to the wrapper, whose own operations on local tensors come
-here. What DTensor runs on global shapes to find out how a result is divided costs nothing and is
-left out.
+It works on real and on fake tensors, so that a dry run can be compared with a real one. Operations
+on wrappers (DTensor) are not recorded, but the operations on local tensors that they run are. What
+DTensor runs on global shapes to determine the sharding of a result is ignored.
 """
 
 from __future__ import annotations
@@ -29,17 +27,18 @@ from autotune_workers.dryrun.work_log import (
 from autotune_workers.probe.injected.profile import OPTIMIZER
 
 GRADIENT_AXES = ("dp_cp", "expert_data")
-"""mesh axes over which gradients are summed, and how the names of their parts begin"""
+"""prefixes of the mesh axes over which gradients are summed"""
 
 
 @final
 class RankWatch(torch_private.TorchDispatchMode):
-    """Follows one rank through two optimizer steps."""
+    """Observes one rank during two optimizer steps."""
 
     def __init__(
         self, axes: Mapping[tuple[int, ...], str], answer: Callable[..., Any] | None = None
     ) -> None:
-        """`axes`: names of the groups that are axes of the mesh.  `answer`: runs an operation in place of torch; None for real tensors."""
+        """`axes`: names of mesh axes by the ranks of their group. `answer`: runs operations instead
+        of torch; None: torch runs them."""
         super().__init__()
         self.axes = axes
         self._answer = answer
@@ -48,8 +47,8 @@ class RankWatch(torch_private.TorchDispatchMode):
         self.collectives = CollectiveLog()
         self.work = WorkLog()
         self.saved_bytes: dict[str, int] = {}
-        """activations that the first micro-batch of the present step leaves for its backward pass,
-        by module"""
+        """bytes of activations that the first micro-batch of the current step saves for its
+        backward pass, by module"""
         self._propagating = 0
         self._wrappers: dict[type, bool] = {}
         self._kinds: dict[Any, str] = {}
@@ -60,7 +59,7 @@ class RankWatch(torch_private.TorchDispatchMode):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """The block that is watched."""
+        """Within the block, operations are recorded."""
         handle = register_optimizer_step_post_hook(self._mark_optimizer)
         try:
             with (
@@ -81,13 +80,15 @@ class RankWatch(torch_private.TorchDispatchMode):
             handle.remove()
 
     def begin_step(self, step: int) -> None:
-        """An optimizer step begins; its figures replace those of the step before."""
+        """An optimizer step begins: discards the records of the previous step, except for phase
+        peaks."""
         self.position.begin_step(step)
         self.memory.begin_step()
         self.collectives, self.work, self.saved_bytes = CollectiveLog(), WorkLog(), {}
 
-    def know_model(self, stages: Iterable[nn.Module], updated: Iterable[Tensor]) -> None:
-        """The model has been built. `updated`: what the optimizer works on."""
+    def mark_model(self, stages: Iterable[nn.Module], updated: Iterable[Tensor]) -> None:
+        """Records which tensors belong to the newly built model, and follows its modules.
+        `updated`: the tensors that the optimizer updates."""
         for tensor in updated:
             self.memory.mark(tensor, "parameters")
         for stage in stages:
@@ -110,7 +111,7 @@ class RankWatch(torch_private.TorchDispatchMode):
     ) -> Any:
         """See `TorchDispatchMode`."""
         if func is torch_private.DEVICE and isinstance(args[0], torch_private.FakeTensor):
-            return args[0].fake_device  # asked several times for each operation
+            return args[0].fake_device  # shortcut: called several times for each operation
         kwargs = kwargs or {}
         for kind in types:
             if self._is_wrapper(kind):
@@ -133,7 +134,7 @@ class RankWatch(torch_private.TorchDispatchMode):
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
         if func.is_view:
-            return  # of memory that is known, or of a transport's own
+            return  # no new memory
         if isinstance(out, Tensor):
             if not self._is_wrapper(type(out)):
                 self.memory.note(out)
@@ -155,15 +156,15 @@ class RankWatch(torch_private.TorchDispatchMode):
     def _note_collective(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         operation, ranks, _ = self.collectives.note(func, args, out, self.position.phase)
         is_sum = operation.kind in ("reduce_scatter", "all_reduce")
-        of_gradients = (
+        sums_gradients = (
             is_sum
             and self.axes.get(ranks, "").startswith(GRADIENT_AXES)
             and func.namespace == "c10d"
         )
-        for place, tensor in enumerate((*tensors_in(args), *tensors_in(out))):
-            is_result = place == 0
+        for index, tensor in enumerate((*tensors_in(args), *tensors_in(out))):
+            is_result = index == 0
             self.memory.mark_passing(
-                tensor, "gradients" if of_gradients and is_result else "communication"
+                tensor, "gradients" if sums_gradients and is_result else "communication"
             )
 
     def _is_wrapper(self, kind: type) -> bool:
@@ -198,17 +199,18 @@ class RankWatch(torch_private.TorchDispatchMode):
         return self.position.micro_batch == 0 and torch_private.backward_pass() == -1
 
     def _note_saved(self, only: str | None = None) -> None:
-        """A stage, or the loss after it, has run on the first micro-batch."""
+        """Records the activations saved by a stage that has run on the first micro-batch. `only`:
+        the module to record (empty: outside of modules, such as the loss); None: all."""
         for name, size in self.memory.activations_by_module().items():
             if only in (None, name) and size > self._before.get(name, 0):
                 self.saved_bytes[name] = size - self._before.get(name, 0)
 
     def _watch_gradient(self, parameter: Tensor) -> None:
-        def there(weight: Tensor) -> None:
+        def mark(weight: Tensor) -> None:
             self.memory.mark(weight.grad, "gradients")
 
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(there)
+            parameter.register_post_accumulate_grad_hook(mark)
 
     def _mark_optimizer(self, optimizer: Any, *_: Any) -> None:
         for state in optimizer.state.values():
@@ -218,7 +220,8 @@ class RankWatch(torch_private.TorchDispatchMode):
 
 
 def _kind_of(func: Any) -> str:
-    """What beside memory an operation tells."""
+    """What to record of an operation besides its memory: "collective", "work", "gather", "resize";
+    empty for nothing."""
     if operation_of(func) is not None:
         return "collective"
     if func._overloadpacket in FORMULAS:

@@ -1,20 +1,19 @@
-"""What dry runs replace in torch while they run. Every replacement is a block, after which torch is
-as it was.
+"""Functions of torch that dry runs replace while they run. Each replacement is a context manager
+that restores the original.
 
-    ShardingPropagator._propagate_tensor_meta_non_cached    DTensor runs operations on global shapes there, which cost no memory
-    UntypedStorage.resize_                          FSDP frees and refills gathered weights by it
-    _fsdp_param._chunk_with_empty                   makes the shards of all ranks, of which one is kept
+    ShardingPropagator._propagate_tensor_meta_non_cached    runs operations on global shapes for DTensor, which must not be recorded
+    UntypedStorage.resize_                          FSDP frees and reallocates gathered weights with it
+    _fsdp_param._chunk_with_empty                   creates the shards of all ranks, of which one is used
     FSDPParam.reset_sharded_param                   compares addresses, which fake tensors do not have
-    FSDPParam.init_unsharded_param                  makes the gathered weights, whose gradients are to be told apart
-    FSDPParam.to_accumulated_grad_if_needed         keeps whole gradients for the next micro-batch
-    schedules._batch_p2p                            sends messages, which are made to hold their tensors
+    FSDPParam.init_unsharded_param                  creates the gathered weights, whose gradients are recorded
+    FSDPParam.to_accumulated_grad_if_needed         keeps unsharded gradients for the next micro-batch
+    schedules._batch_p2p                            sends messages, which must keep their tensors alive
     bias.can_use_flash_attention, bias.can_use_efficient_attention    whether a causal bias needs a mask
-    CausalBias.__new__                              cannot be made of a fake tensor
-    _PipelineStageBase.*_one_chunk                  say which micro-batch a pipeline stage works on
-    torch.nn.init._no_grad_trunc_normal_            draws again until no number lies outside of its bounds
+    CausalBias.__new__                              fails for fake tensors
+    _PipelineStageBase.*_one_chunk                  show which micro-batch a pipeline stage works on
+    torch.nn.init._no_grad_trunc_normal_            redraws until all numbers are within bounds
 
-None of these names is promised to stay; `torch_private` tells what happens under another release of
-torch.
+These names are private or undocumented; see `torch_private` for other releases of torch.
 """
 
 from __future__ import annotations
@@ -48,14 +47,13 @@ CHUNKS: Mapping[str, Phase] = {
     "backward_one_chunk": "backward",
     "backward_weight_one_chunk": "backward",
 }
-"""methods of a pipeline stage that work on one micro-batch, whose number is their first argument,
-and the phase in which they do"""
+"""phase of each method of a pipeline stage that processes one micro-batch; its first argument is
+the number of the micro-batch"""
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, instead: Callable[..., Any]) -> Iterator[None]:
-    """A block in which `instead` is called in place of that function, which it is given before the
-    arguments."""
+    """Within the block, calls of the function call `instead(original, *arguments)`."""
     original = getattr(owner, name)
 
     def called(*arguments: Any, **keywords: Any) -> Any:
@@ -69,8 +67,7 @@ def replaced(owner: Any, name: str, instead: Callable[..., Any]) -> Iterator[Non
 
 
 def single_draws() -> AbstractContextManager[None]:
-    """Truncated normal numbers are drawn once: whether one lies outside of its bounds is not known
-    of a fake tensor."""
+    """Truncated normal numbers are drawn only once, because checking their bounds needs values."""
 
     def draw(original: Any, tensor: Tensor, mean: float, std: float, *_: Any, **__: Any) -> Tensor:
         with torch.no_grad():
@@ -82,7 +79,7 @@ def single_draws() -> AbstractContextManager[None]:
 def sharding_propagation(
     enter: Callable[[], None], leave: Callable[[], None]
 ) -> AbstractContextManager[None]:
-    """Tells when DTensor runs operations on global shapes, and when it has."""
+    """Calls `enter` and `leave` around DTensor's operations on global shapes."""
 
     def propagate(original: Any, *args: Any, **kwargs: Any) -> Any:
         enter()
@@ -95,7 +92,7 @@ def sharding_propagation(
 
 
 def storage_resizes(tell: Callable[[Any], None]) -> AbstractContextManager[None]:
-    """Tells each storage whose size has been changed."""
+    """Calls `tell` with each resized storage."""
 
     def resize(original: Any, storage: Any, size: int) -> Any:
         result = original(storage, size)
@@ -106,7 +103,7 @@ def storage_resizes(tell: Callable[[Any], None]) -> AbstractContextManager[None]
 
 
 def gathered_weights(tell: Callable[[Tensor], None]) -> AbstractContextManager[None]:
-    """Tells each weight that FSDP makes of gathered shards."""
+    """Calls `tell` with each new weight that FSDP gathers shards into."""
 
     def init(original: Any, param: Any, *args: Any, **kwargs: Any) -> Any:
         known = getattr(param, "_unsharded_param", None)
@@ -119,7 +116,7 @@ def gathered_weights(tell: Callable[[Tensor], None]) -> AbstractContextManager[N
 
 
 def accumulated_gradients(tell: Callable[[Tensor], None]) -> AbstractContextManager[None]:
-    """Tells each whole gradient that FSDP keeps from one micro-batch to the next."""
+    """Calls `tell` with each unsharded gradient that FSDP keeps for the next micro-batch."""
 
     def accumulate(original: Any, param: Any) -> None:
         original(param)
@@ -130,7 +127,7 @@ def accumulated_gradients(tell: Callable[[Tensor], None]) -> AbstractContextMana
 
 
 class _Chunks:
-    """What `_chunk_with_empty` returns, each chunk made when it is asked for."""
+    """Replaces the list that `_chunk_with_empty` returns; creates each chunk on access."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
@@ -147,17 +144,17 @@ class _Chunks:
 
 @contextlib.contextmanager
 def shards_of_one_rank() -> Iterator[None]:
-    """FSDP cuts a weight into the shards of all ranks and keeps one: in the block the others are
-    not made, which takes long where there are many.
+    """Within the block, FSDP creates only this rank's shard of a weight: creating the shards of all
+    ranks and discarding the others is slow for many ranks.
 
-    Before the first step it looks by address whether its shards are still the module's; fake
-    tensors have none, and are told by their storage.
+    Also replaces FSDP's check before the first step that the module still has its shards: it
+    compares addresses, which fake tensors do not have, so storages are compared instead.
     """
 
     def reset(original: Any, param: Any) -> None:
         weight = getattr(param._module_info.module, param._module_info.param_name)
-        kept = param._sharded_param_data
-        if weight is param.sharded_param and storage_id(weight._local_tensor) == storage_id(kept):
+        shard = param._sharded_param_data
+        if weight is param.sharded_param and storage_id(weight._local_tensor) == storage_id(shard):
             param._sharding_spec = weight._spec
         else:
             original(param)
@@ -172,7 +169,7 @@ def shards_of_one_rank() -> Iterator[None]:
 
 
 class _HeldWork:
-    """A message under way, which holds its tensor as a real one does."""
+    """A pending message that keeps its tensor alive, as real ones do."""
 
     def __init__(self, work: Any, tensor: Tensor) -> None:
         self._work, self._tensor = work, tensor
@@ -185,20 +182,20 @@ class _HeldWork:
 
 
 def held_messages() -> AbstractContextManager[None]:
-    """Messages between pipeline stages hold their tensors until nobody asks after them any more;
-    those of a fake process group hold nothing."""
+    """Messages between pipeline stages keep their tensors alive as long as they exist themselves;
+    those of a fake process group would not."""
 
     def send(original: Any, operations: list[Any], *arguments: Any, **keywords: Any) -> list[Any]:
         works = original(operations, *arguments, **keywords)
-        return [_HeldWork(work, each.tensor) for work, each in zip(works, operations, strict=True)]
+        return [_HeldWork(work, op.tensor) for work, op in zip(works, operations, strict=True)]
 
     return replaced(schedules, "_batch_p2p", send)
 
 
 @contextlib.contextmanager
 def attention_of_gpus() -> Iterator[None]:
-    """Attention under a causal bias runs in the kernels that a GPU has for it; on a CPU it would
-    make the mask as a tensor."""
+    """Attention with a causal bias uses the kernels that a GPU would use; on a CPU it would
+    materialize the mask."""
 
     def is_16_bit(original: Any, params: Any, *_: Any) -> bool:
         return params.query.dtype in (torch.float16, torch.bfloat16)
@@ -212,8 +209,8 @@ def attention_of_gpus() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwatched_biases() -> Iterator[None]:
-    """Causal biases, which hold no numbers, are made where no mode sees it: they cannot be made of
-    a tensor that one has seen."""
+    """Causal biases, which have no values, are created outside of dispatch modes: creating them
+    from a tensor seen by a mode fails."""
 
     def new(kind: type, *_: Any, **__: Any) -> Any:
         with _disable_current_modes():
@@ -228,7 +225,7 @@ def unwatched_biases() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pipeline_chunks(tell: Callable[[Phase, int], None]) -> Iterator[None]:
-    """Tells when a pipeline stage begins on a micro-batch: the phase, and the number of the
+    """Calls `tell(phase, micro-batch number)` when a pipeline stage begins a pass over a
     micro-batch."""
 
     def chunk(

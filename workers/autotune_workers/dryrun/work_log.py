@@ -1,18 +1,17 @@
-"""The arithmetic of one rank: FLOPs by module and phase, and the shapes of its matrix products.
+"""Counts the arithmetic of one rank (FLOPs by module and phase, shapes of matrix products) and its
+communication (kind, group, bytes and phase of each call).
 
-A multiplication and an addition are two FLOPs. `torch.utils.flop_counter.flop_registry` knows most
-operations; what it lacks is added here: the CPU's flash attention, attention with fewer heads of
-keys than of queries, grouped products (one for all experts) and products of a matrix and a vector.
-Attention counts all scores, those that a causal mask hides too, as the registry does. Element-wise
-work is not counted.
+FLOPs. A multiplication and an addition are two. `torch.utils.flop_counter.flop_registry` has most
+operations; added here are the CPU's flash attention, attention with fewer key heads than query
+heads, grouped products (one for all experts) and matrix-vector products. Attention counts all
+scores, masked ones too, as the registry does. Element-wise operations are not counted.
 
-The collectives and point-to-point messages of one rank: kind, group, bytes and phase of each call.
+Communication. Collectives come in two kinds:
 
     in place      torch.ops.c10d               FSDP, gradient buckets, pipelines, expert and context parallelism
-    functional    torch.ops._c10d_functional   DTensor, that is tensor and sequence parallelism
+    functional    torch.ops._c10d_functional   DTensor: tensor and sequence parallelism
 
-Bytes are those of the tensors, see `autotune.spec.CollectiveCall`. Barriers carry none and are left
-out.
+Bytes are the sizes of the tensors, see `autotune.spec.CollectiveCall`. Barriers are ignored.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from autotune_workers.dryrun.torch_private import group_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveOp:
-    """How one operation is to be read."""
+    """How to read the arguments of a collective operation."""
 
     kind: str
     """see `CollectiveCall`"""
     group: int
-    """place of the group among the arguments"""
+    """index of the argument with the process group"""
     counted: int = 0
-    """place of the tensors that are counted; -1: the result"""
+    """index of the argument whose bytes are counted; -1: the result"""
 
 
 IN_PLACE = {
@@ -85,24 +84,24 @@ NAMESPACES = {
     "_dtensor": FUNCTIONAL,
 }
 OTHER_RANKS = "ranks"
-"""stands for the axis of a group that is none"""
+"""used as axis name for groups that are no axis of the mesh"""
 Call = tuple[str, tuple[int, ...], int, Phase]
-"""Kind, ranks of the group, bytes, phase."""
+"""(kind, ranks of the group, bytes, phase)"""
 
 
 class CollectiveLog:
-    """Counts the calls of a step."""
+    """Counts the collectives and messages of a step."""
 
     def __init__(self) -> None:
         self.calls: Counter[Call] = Counter()
-        """in the order of their first appearance"""
+        """number of each kind of call, in order of first appearance"""
         self._ranks: dict[Any, tuple[int, ...]] = {}
 
     def note(
         self, func: Any, args: tuple[Any, ...], out: Any, phase: Phase
     ) -> tuple[CollectiveOp, tuple[int, ...], int]:
-        """An operation of `operation_of` was called; returns how it was read, the ranks of its
-        group, and its bytes."""
+        """Counts a call of an operation that `operation_of` recognizes. Returns the kind of
+        operation, the ranks of its group, and its bytes."""
         operation = operation_of(func)
         assert operation is not None
         group = group_of(args[operation.group])
@@ -114,8 +113,8 @@ class CollectiveLog:
         self.calls[operation.kind, self._ranks[name], num_bytes, phase] += 1
         return operation, self._ranks[name], num_bytes
 
-    def told(self, axes: Mapping[tuple[int, ...], str]) -> tuple[CollectiveCall, ...]:
-        """All calls. `axes`: names of the groups that are axes of the mesh."""
+    def as_calls(self, axes: Mapping[tuple[int, ...], str]) -> tuple[CollectiveCall, ...]:
+        """All calls. `axes`: names of mesh axes by the ranks of their group."""
         return tuple(
             CollectiveCall(
                 kind=kind,
@@ -130,7 +129,7 @@ class CollectiveLog:
 
 
 def operation_of(func: Any) -> CollectiveOp | None:
-    """How that operation of torch is read; None where it is no collective."""
+    """How to read an operation of torch; None if it is no collective."""
     known = NAMESPACES.get(func.namespace)
     return None if known is None else known.get(func._opname)
 
@@ -149,30 +148,26 @@ Formula = Callable[..., int]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
-    """Scores and their product with the values; q (b, a, s, d), k and v (b, k, s', d) with as many
-    heads as q or fewer."""
+    """FLOPs of the scores and their product with the values. q: (b, a, s, d), k and v: (b, k, s',
+    d) with k <= a heads."""
     return 2 * prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
 def _attention_backward(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any, **___: Any) -> int:
-    """Scores again, and the gradients of scores, queries, keys and values: five products."""
+    """FLOPs of five products: recomputed scores, and gradients of scores, queries, keys and
+    values."""
     return 2 * prod(q.shape[:-1]) * k.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
 def _grouped(a: Tensor, b: Tensor, *_: Any, out_val: Any = None, **__: Any) -> int:
-    """Each row of the result is one product of a row and one group's matrix: 2 * elements of the
-    result * inner width."""
-    # (m, t) by (t, n): the inner axis is divided among the groups
-    rows_are_grouped = a.dim() == 2 and b.dim() == 2
-    return (
-        2 * a.shape[0] * a.shape[1] * b.shape[1]
-        if rows_are_grouped
-        else 2 * out_val.numel() * a.shape[-1]
-    )
+    """FLOPs of a grouped product: each row of the result is a row times its group's matrix."""
+    if a.dim() == 2 and b.dim() == 2:  # (m, t) by (t, n): t is divided among the groups
+        return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+    return 2 * out_val.numel() * a.shape[-1]
 
 
 def _vector(*arguments: Any, **_: Any) -> int:
-    """A matrix, or a vector, by a vector."""
+    """FLOPs of a matrix, or a vector, times a vector."""
     matrix = next(
         a for a in arguments if isinstance(a, Tensor) and (a.dim() == 2 or len(arguments) == 2)
     )
@@ -208,8 +203,8 @@ FORMULAS: dict[Any, Formula] = {
 
 
 def products_of(packet: Any, args: tuple[Any, ...]) -> list[tuple[int, int, int, int]]:
-    """(m, n, k, count) of the matrix products of an operation; empty where it is none, or they stay
-    within a kernel."""
+    """(m, n, k, count) of the matrix products of an operation; empty if it has none, or they are
+    inside of a fused kernel."""
     if packet in (aten.mm, aten._scaled_mm):
         a, b = args[:2]
     elif packet is aten.addmm:
@@ -225,7 +220,8 @@ def products_of(packet: Any, args: tuple[Any, ...]) -> list[tuple[int, int, int,
 
 
 def _grouped_products(a: Tensor, b: Tensor, ends: Tensor | None) -> list[tuple[int, int, int, int]]:
-    """Groups of equal size."""
+    """(m, n, k, count) of a grouped product, assuming groups of equal size. `ends`: row or column at
+    which each group ends."""
     if a.dim() == 3:
         groups = a.shape[0]
         return [(a.shape[1], b.shape[-1] // (1 if b.dim() == 3 else groups), a.shape[2], groups)]
@@ -237,7 +233,7 @@ def _grouped_products(a: Tensor, b: Tensor, ends: Tensor | None) -> list[tuple[i
 
 
 class WorkLog:
-    """Counts the work of a step."""
+    """Counts FLOPs and matrix products of a step."""
 
     def __init__(self) -> None:
         self.flops: Counter[tuple[str, Phase]] = Counter()
@@ -252,7 +248,7 @@ class WorkLog:
         out: Any,
         place: tuple[str, Phase],
     ) -> None:
-        """An operation that has a formula was called. `place`: module and phase."""
+        """Counts an operation that has a formula. `place`: module and phase."""
         packet = func._overloadpacket
         self.flops[place] += FORMULAS[packet](*args, **kwargs, out_val=out)
         dtype = str(
@@ -262,7 +258,7 @@ class WorkLog:
             self._products[m, n, k, dtype] += count
 
     def products(self, micro_batches: int) -> tuple[MatrixProduct, ...]:
-        """The products of one of so many micro-batches."""
+        """The matrix products of one micro-batch, given the number of micro-batches of the step."""
         return tuple(
             MatrixProduct(m=m, n=n, k=k, dtype=dtype, count=max(1, round(count / micro_batches)))
             for (m, n, k, dtype), count in self._products.items()

@@ -1,7 +1,7 @@
-"""Models that code builds: a function of the user's, or transformers' own class of a config.json.
+"""Models built by code: by a user's function, or by the transformers class of a config.json.
 
-builder.py       imports the builder, calls it, names the line that failed
-built_model.py   BuiltModel, what a builder returned: its repeated layers, the class of a config.json, which modules tensor parallelism cuts
+builder.py       imports and calls the user's function, and names the line that failed
+built_model.py   BuiltModel, the result of a builder; repeated layers, transformers classes, tensor plans
 inspection.py    shape, plans and fingerprint of a built model
-users_line.py    the line of the user's code that fails or runs
+users_line.py    finds the line of user code that failed or is running
 """

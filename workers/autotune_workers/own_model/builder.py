@@ -1,8 +1,8 @@
-"""Imports the function that builds a model and calls it. What goes wrong there is told with the
-line of the user's file.
+"""Imports and calls the function that builds a user's model. Errors name the line of user code that
+failed.
 
-The module is imported from `ModelCode.folder` where that exists, else from the working folder: on
-another machine of a Ray cluster the program's files lie where Ray unpacked them.
+The module is imported from `ModelCode.folder` if that exists, otherwise from the working directory:
+on another machine of a Ray cluster, the program's files are where Ray unpacked them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import nn
 from autotune.errors import AutotuneError, ConfigError
 from autotune.spec import ModelCode, ModelSpec
 from autotune_workers.own_model.built_model import BuiltModel, build_class, built_model
-from autotune_workers.own_model.users_line import said
+from autotune_workers.own_model.users_line import error_with_line
 
 
 def build(model: ModelSpec) -> BuiltModel:
-    """The model of `ModelSpec.code`, on the default device. Raises `ConfigError` with the user's
-    line that failed, and a remedy."""
+    """Builds the model of `ModelSpec.code` on the default device. Raises `ConfigError` that names
+    the line of user code that failed."""
     code = model.code
     assert code is not None, "catalog shapes use the built-in decoder"
     if not code.module:
@@ -39,7 +39,7 @@ def build(model: ModelSpec) -> BuiltModel:
         given = ", ".join(f"{name}={value!r}" for name, value in args.items())
         called = f"with ({given})" if given else "without arguments"
         raise ConfigError(
-            f"the builder {code.module} raised {said(error)} when called {called}",
+            f"the builder {code.module} raised {error_with_line(error)} when called {called}",
             remedy="fix the builder, or `model.args` in the spec",
             field="model.module",
         ) from error
@@ -47,10 +47,10 @@ def build(model: ModelSpec) -> BuiltModel:
 
 
 def build_without_memory(model: ModelSpec) -> BuiltModel:
-    """The model on the meta device; with real weights where its builder needs values."""
+    """Builds the model on the meta device, or with real weights if the builder fails there."""
     assert model.code is not None
     if model.code.module:
-        find_builder(model.code)  # an import that fails would fail again
+        find_builder(model.code)  # a failed import need not be tried twice
     try:
         with torch.device("meta"):
             return build(model)
@@ -61,8 +61,8 @@ def build_without_memory(model: ModelSpec) -> BuiltModel:
 
 
 def find_builder(code: ModelCode) -> Callable[..., Any]:
-    """The function that the code names. Raises `ConfigError` when it cannot be imported or is
-    none."""
+    """Imports the function that `code.module` names. Raises `ConfigError` if it cannot be imported
+    or is no function."""
     module_name, _, path = code.module.partition(":")
     folder = code.folder if code.folder and Path(code.folder).is_dir() else str(Path.cwd())
     if folder not in sys.path:
@@ -71,18 +71,14 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        own = (
-            isinstance(error, ModuleNotFoundError)
-            and error.name
-            and module_name.startswith(error.name)
-        )
-        remedy = f"move the module into {folder}, install the module, or set its folder as `model.folder`"
-        if not own and isinstance(error, ModuleNotFoundError):
-            remedy = f"install {error.name} where the ranks run"
-        elif not own:
+        if not isinstance(error, ModuleNotFoundError):
             remedy = "fix this line; a module that needs a GPU, files or the network should access them inside the function"
+        elif error.name and module_name.startswith(error.name):
+            remedy = f"move the module into {folder}, install the module, or set its folder as `model.folder`"
+        else:
+            remedy = f"install {error.name} where the ranks run"
         raise ConfigError(
-            f"the builder's module {module_name} cannot be imported: {said(error)}",
+            f"the builder's module {module_name} cannot be imported: {error_with_line(error)}",
             remedy=remedy,
             field="model.module",
         ) from error

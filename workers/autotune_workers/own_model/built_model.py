@@ -1,31 +1,31 @@
-"""What a builder returned: the module, and what it said of its training.
+"""The result of a builder: a module and how to train it.
 
 input      (micro_batch_size, seq_len) -> arguments of the module: one tensor, a tuple, or a mapping of keywords
 loss       (output, inputs) -> mean loss of the micro-batch, a scalar
-tp_plan    module name pattern (`*` stands for a number) -> "colwise", "rowwise", ... or a torch ParallelStyle
-pp_split   names of the modules before which the model may be cut, or (model, stage, num_stages) -> the module of that stage
-layers     names of the repeated blocks; the longest ModuleList where they are not given
-shapes     fields of `ModelSpec` by name, where laws and formulas need them
+tp_plan    module name pattern (`*` matches one part of a name) -> "colwise", "rowwise", ... or a torch ParallelStyle
+pp_split   names of the modules before which the model may be split, or (model, stage, num_stages) -> the module of that stage
+layers     names of the repeated blocks; default: the entries of the longest ModuleList
+shapes     fields of `ModelSpec` by name, needed by constraints and formulas
 
-The repeated layers of a module: what is recomputed, compiled, gathered and dealt to pipeline stages
-one by one.
+Repeated blocks are the units of recomputation, compilation, FSDP gathering and pipeline stages.
 
-transformers' own class of a config.json, with random weights in fp32.
+Without a builder, the model is the transformers class of a config.json, with random fp32 weights:
+the class named under `architectures`, otherwise the causal language model class of its
+`model_type`. Its plans are those of the class: `_tp_plan`, and a split before every layer if it has
+a `_pp_plan`.
 
-The class is the one that the file names under `architectures`; where it names none, that of causal
-language models for its `model_type`. The plans are the class's own: `_tp_plan`, and a cut before
-every layer where it has a `_pp_plan`.
+Styles of a tensor plan, named as in transformers:
 
-The plan of a model for tensor parallelism: which modules are cut, and how, by the names that
-transformers uses.
+    colwise                               the outputs of a Linear are sharded and stay sharded
+    colwise_gather_output, colwise_rep    ... and are gathered again
+    rowwise                               the inputs are sharded, the outputs are summed
+    rowwise_split_input, rowwise_rep      ... for an input that is not sharded yet
+    embedding_rowwise                     the vocabulary of an Embedding is sharded
+    replicated_with_grad_allreduce        replicated weights with sharded inputs
+    replicate                             nothing is sharded
 
-    colwise                        the outputs of a Linear are cut and stay so      colwise_gather_output, colwise_rep   ... and are gathered again
-    rowwise                        the inputs are cut, the outputs are summed       rowwise_split_input, rowwise_rep     ... of an input that is whole
-    embedding_rowwise              the vocabulary of an Embedding is cut            replicated_with_grad_allreduce       whole weights that see cut inputs
-    replicate                      nothing is cut
-
-A key is the name of a module, or a pattern where `*` stands for one part of it:
-"layers.*.mlp.up_proj". A torch `ParallelStyle` is taken as it is.
+A key is the name of a module, or a pattern in which `*` matches one part: "layers.*.mlp.up_proj". A
+torch `ParallelStyle` is used unchanged.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from autotune.spec.hugging_face.alike import as_alike
 
 
 def block_names(built: BuiltModel) -> tuple[str, ...]:
-    """Names of the repeated blocks, in the order in which they run; `repeated_blocks` where the
-    builder named none."""
+    """Names of the repeated blocks in execution order: those of the builder, otherwise
+    `repeated_blocks`."""
     return built.layers or repeated_blocks(built.model)
 
 
 def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
-    """Those of the longest ModuleList; of a class of transformers with other towers, of its
-    language model, which may have fewer blocks than a tower."""
+    """Names of the entries of the longest ModuleList. For multimodal transformers classes only the
+    language model is searched, as other towers may have more blocks."""
     language = language_config(module)
     if language is not None:
         for prefix, part in module.named_modules():
@@ -63,8 +63,8 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
 
 
 def language_config(module: nn.Module) -> Any:
-    """The config of the language model inside a class of transformers with other towers; None where
-    the module is no such class."""
+    """The config of the language model inside of a multimodal transformers class; None for other
+    modules."""
     config: Any = getattr(module, "config", None)
     if not hasattr(config, "get_text_config"):
         return None
@@ -73,15 +73,15 @@ def language_config(module: nn.Module) -> Any:
 
 
 def longest_list(module: nn.Module) -> tuple[str, ...]:
-    """Names of the entries of the longest ModuleList (or Sequential of equal modules) that is not
-    inside another's entry; empty where there is none."""
+    """Names of the entries of the longest ModuleList, or Sequential of modules of one class, that
+    is not inside of an entry of another; empty if there is none."""
     longest: tuple[str, ...] = ()
     for name, inner in module.named_modules():
-        repeated = isinstance(inner, nn.ModuleList) or (
+        is_repeated = isinstance(inner, nn.ModuleList) or (
             isinstance(inner, nn.Sequential) and len({type(entry) for entry in inner}) == 1
         )
         if (
-            repeated
+            is_repeated
             and len(inner) > max(1, len(longest))
             and not name.startswith(tuple(f"{n}." for n in longest))
         ):
@@ -90,20 +90,21 @@ def longest_list(module: nn.Module) -> tuple[str, ...]:
 
 
 def attention_modules(module: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
-    """Names of the modules inside the blocks that are called attention, the outermost of each."""
-    found: list[str] = []
+    """Names of the outermost modules inside of the blocks whose name or class contains "attn" or
+    "attention"."""
+    names: list[str] = []
     inside = tuple(f"{name}." for name in blocks)
     for name, inner in module.named_modules():
         last = f"{name.rpartition('.')[2]} {type(inner).__name__}".lower()
-        is_one = ("attn" in last or "attention" in last) and "norm" not in last
+        is_attention = ("attn" in last or "attention" in last) and "norm" not in last
         if (
-            is_one
+            is_attention
             and inside
             and name.startswith(inside)
-            and not name.startswith(tuple(f"{n}." for n in found))
+            and not name.startswith(tuple(f"{n}." for n in names))
         ):
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 KEYS = ("model", "input", "loss", "tp_plan", "pp_split", "layers", "shapes")
@@ -113,27 +114,27 @@ _SHAPES = tuple(f.name for f in fields(ModelSpec) if f.name not in ("name", "sou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """A module with what its training needs; see above."""
+    """A module and how to train it; see the module docstring."""
 
     model: nn.Module
-    """as it was built, all of it"""
+    """the whole model"""
     input: Callable[[int, int], Any] | None = None
-    """makes the arguments of the module; None: tokens, or what transformers' classes take"""
+    """makes the arguments of the module; None: tokens, or as for transformers classes"""
     loss: Callable[[Any, Any], Any] | None = None
-    """None: the module's own `.loss`, or the cross entropy of its logits"""
+    """None: the `.loss` of the module's output, or the cross entropy of its logits"""
     tp_plan: Mapping[str, Any] = field(default_factory=dict)
     """empty: no tensor parallelism"""
     pp_split: Sequence[str] | Callable[..., nn.Module] | None = None
     """None: no pipeline"""
     layers: tuple[str, ...] = ()
-    """names of the repeated blocks, in the order in which they run"""
+    """names of the repeated blocks, in execution order"""
     shapes: Mapping[str, int | bool] = field(default_factory=dict)
-    """what is known of the shape"""
+    """fields of `ModelSpec` that the builder gave"""
 
 
 def built_model(returned: Any, by: str) -> BuiltModel:
-    """What the function `by` returned, checked. Raises `ConfigError` that says what is wrong with
-    it."""
+    """Checks what a builder returned. `by`: name of the builder. Raises `ConfigError` if it is not
+    valid."""
     if isinstance(returned, nn.Module):
         return BuiltModel(model=returned)
     if not isinstance(returned, Mapping):
@@ -164,9 +165,10 @@ def built_model(returned: Any, by: str) -> BuiltModel:
 
 
 def _names(given: Mapping[str, Any], by: str) -> dict[str, Any]:
-    """`layers` and `pp_split` as names of modules that exist."""
+    """`layers` and `pp_split` as tuples of module names. Raises `ConfigError` for a name that does
+    not exist."""
     known = {name for name, _ in given["model"].named_modules() if name}
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     for key in ("layers", "pp_split"):
         names = given.get(key)
         if names is None or (key == "pp_split" and callable(names)):
@@ -180,8 +182,8 @@ def _names(given: Mapping[str, Any], by: str) -> dict[str, Any]:
                     f"names {name!r} under `{key}`, but the model has no module of that name",
                     nearest(name, known),
                 )
-        found[key] = tuple(names)
-    return found
+        checked[key] = tuple(names)
+    return checked
 
 
 def _shapes(given: Any, by: str) -> dict[str, int | bool]:
@@ -208,8 +210,8 @@ def _wrong(by: str, what: str, remedy: str = "") -> ConfigError:
 
 
 def build_class(model: ModelSpec) -> BuiltModel:
-    """The model of `ModelSpec.source`, on the default device. Raises `ConfigError` for what
-    transformers does not build."""
+    """Builds the transformers model of `ModelSpec.source` on the default device. Raises
+    `ConfigError` if transformers cannot build it."""
     try:
         import transformers
     except ImportError as error:
@@ -222,10 +224,10 @@ def build_class(model: ModelSpec) -> BuiltModel:
     try:
         config = transformers.AutoConfig.for_model(document["model_type"]).from_dict(document)
         config.use_cache = False
-        _reach(config, model.max_positions)
+        _extend_positions(config, model.max_positions)
         module = _class(transformers, config, document)._from_config(config, dtype=torch.float32)
-    except Exception as error:  # a config may be wrong in any way
-        # some 300 names
+    except Exception as error:  # transformers may raise anything for a bad config
+        # drops a list of some 300 model types
         first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build {model.name} ({type(error).__name__}: {first[:300]})",
@@ -237,14 +239,14 @@ def build_class(model: ModelSpec) -> BuiltModel:
 
 
 def with_own_plans(built: BuiltModel) -> BuiltModel:
-    """The model with the plans that a transformers class brings, where the builder gave none."""
+    """The model with the plans of its transformers class, if the builder gave none."""
     module = built.model
     layers = built.layers or repeated_blocks(module)
     plan: dict[str, Any] = dict(built.tp_plan)
     if not plan and is_transformers(module):
-        # with that of the classification head or the output projection
-        own = dict(module.tp_plan or {})
-        plan = own if is_supported(own) else {}
+        # includes the plan of the classification head or output projection
+        class_plan = dict(module.tp_plan or {})
+        plan = class_plan if is_supported(class_plan) else {}
     split = built.pp_split
     if split is None and is_transformers(module) and module.supports_pp_plan:
         split = layers[1:]
@@ -260,8 +262,8 @@ def with_own_plans(built: BuiltModel) -> BuiltModel:
 
 
 def is_transformers(module: nn.Module) -> bool:
-    """Whether it is a class of transformers, which takes `input_ids` and `labels`. Imports
-    nothing."""
+    """Whether the module is a transformers model, which takes `input_ids` and `labels`. Does not
+    import transformers."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
 
 
@@ -274,16 +276,16 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
         raise ValueError(
             f"transformers has no class {' or '.join(named)}, which the file's `architectures` names; without this key, the causal language model class for {document['model_type']} is built"
         )
-    found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if found is None:
+    causal_lm = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if causal_lm is None:
         raise ValueError(
             f"{document['model_type']} has no causal language model, and the file has no `architectures` with a class name"
         )
-    return found
+    return causal_lm
 
 
-def _reach(config: Any, positions: int) -> None:
-    """Learnt positions reach as far as the sequence."""
+def _extend_positions(config: Any, positions: int) -> None:
+    """Raises the config's number of positions to at least this."""
     for name in ("max_position_embeddings", "n_positions"):
         if 0 < getattr(config, name, positions) < positions:
             setattr(config, name, positions)
@@ -300,24 +302,24 @@ STYLES = (
     ),
     *("embedding_rowwise", "replicated_with_grad_allreduce", "replicate"),
 )
-"""names of styles that the training loop applies"""
+"""names of the styles that the training loop supports"""
 
 
 def planned(built: BuiltModel) -> Mapping[str, Any]:
-    """The style of each module that the plan names, by the module's name, in the order of the
+    """The styles of modules by module name, as the tensor plan defines them, in the order of the
     model."""
     patterns = [(re.compile(_expression(key)), style) for key, style in built.tp_plan.items()]
-    found: dict[str, Any] = {}
+    styles: dict[str, Any] = {}
     for name, _ in built.model.named_modules():
         for pattern, style in patterns:
             if name and pattern.fullmatch(name):
-                found[name] = style
-    return found
+                styles[name] = style
+    return styles
 
 
 def check_plan(built: BuiltModel) -> None:
-    """Raises `ConfigError` for a style that is not known, and for a pattern that no module
-    matches."""
+    """Raises `ConfigError` if the tensor plan has an unknown style, or a pattern that no module or
+    parameter matches."""
     names = [name for name, _ in built.model.named_modules()]
     parameters = [name for name, _ in built.model.named_parameters()]
     for key, style in built.tp_plan.items():
@@ -337,7 +339,7 @@ def check_plan(built: BuiltModel) -> None:
 
 
 def is_supported(plan: Mapping[str, Any]) -> bool:
-    """Whether all its styles are known."""
+    """Whether all styles of a tensor plan are supported."""
     return all(not isinstance(style, str) or style in STYLES for style in plan.values())
 
 

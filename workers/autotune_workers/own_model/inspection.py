@@ -1,32 +1,32 @@
-"""What only a model's code can tell: its shape, parameters, plans and fingerprint. It is built for
-that, on the meta device where it can be.
+"""Determines shape, parameters, plans and fingerprint of a model by running its code, on the meta
+device if possible.
 
-Shapes are, in this order: those that the builder gives (`shapes`), those of the module's
-transformers config, what can be counted (repeated blocks, rows and width of the first embedding,
-and whether an output projection shares it). The rest are those of a decoder with the same number of
-weights, and are named in `ModelCode.guessed`: formulas come near with them, and no law relies on
-them.
+Sizes are taken from, in this order: the builder (`shapes`), the module's transformers config, and
+the module itself (number of repeated blocks, rows and width of the first embedding, tied output
+projection). Missing sizes are those of a decoder with the same number of weights, and are listed in
+`ModelCode.guessed`: they are good enough for formulas, and constraints do not use them.
 
-What is told is held against the weights that were built. Where the shape has other weights, its
-layers are counted by kind (`layer_kinds`), and what lies outside of the language model is
-`ModelCode.other_parameters`.
+The sizes are checked against the number of weights of the module. If it differs, layers are counted
+by kind (`layer_kinds`) and the sizes are those of a decoder with the same weights in each kind;
+weights outside of the language model are `ModelCode.other_parameters`.
 
-The repeated layers of a module by kind, and the shape of a decoder with the same weights, kind by
-kind.
-
-    D   weights of a layer without its routed experts, averaged over its kinds          A, N   weights of attention and norms of the shape
-    E   routed experts of a layer          X   weights of all of them          h   hidden size          3 h f   weights of a gated MLP of width f
+    D   weights of a layer without routed experts, averaged over kinds of layers
+    A, N   weights of attention and norms of a decoder layer
+    E   routed experts of a layer
+    X   weights of all of them
+    h   hidden size
+    3 h f   weights of a gated MLP of width f
 
     width of an expert    f = X / (3 h E)
-    shared width          f = (D - A - N - h E) / (3 h)      of layers with experts
-    dense width           f = (D - A - N) / (3 h)            of layers without
+    shared width          f = (D - A - N - h E) / (3 h)      for layers with experts
+    dense width           f = (D - A - N) / (3 h)            for other layers
 
-What a mixer of another kind (state space, linear attention, convolution) has more than attention is
-in the width of the MLP: matmul FLOPs follow from weights, so they are right too. Neglected:
-rounding to whole widths, at most 1.5 h weights a layer.
+If a layer has another mixer than attention (state space, linear attention, convolution), the
+difference in weights is added to the width of the MLP. FLOPs of matrix products are proportional to
+weights, so they are right too. Neglected: rounding of widths, at most 1.5 h weights per layer.
 
-Digest of what decides which model is built: the user's code, its arguments, and the releases of the
-packages that it uses.
+The fingerprint covers what determines the model: the user's code, its arguments, and the versions
+of the packages that it uses.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from autotune_workers.own_model.built_model import (
 )
 
 _OTHER_MIXERS = ("linear", "lightning", "delta", "mamba", "recurrent", "conv", "ssm")
-"""words in the names of layers that mix tokens without scores"""
-_GATE = 3
-"""matrices of a gated MLP"""
+"""words in the class names of mixers other than softmax attention"""
+_GATED_MATRICES = 3
+"""number of matrices of a gated MLP"""
 
 
 def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
-    """The blocks by what they are made of, in the order of their first appearance. Weights that two
-    blocks share count in the first."""
+    """Groups the blocks by child classes and number of weights, in order of first appearance.
+    Weights shared by several blocks count in the first one."""
     seen: set[int] = set()
     groups: dict[tuple[Any, ...], int] = {}
     for block in blocks:
@@ -97,17 +97,20 @@ def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
     )
 
 
-def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Fields of a decoder with the weights of these layers. `told`: hidden_size and vocab_size, and
-    what else is known. None where no decoder has so few weights a layer, or nothing tells how many
-    experts there are or a token visits."""
-    hidden = int(told["hidden_size"])
+def decoder_of_kinds(kinds: Sequence[LayerKind], known: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`ModelSpec` fields of a decoder with the weights of these layers. `told`: known fields, at
+    least hidden_size and vocab_size. None if the layers have too few weights for a decoder, or the
+    number of experts, or of experts per token, is unknown."""
+    hidden = int(known["hidden_size"])
     with_experts = [kind for kind in kinds if kind.expert_parameters]
     without = [kind for kind in kinds if not kind.expert_parameters]
-    experts, visited = int(told.get("num_experts") or 0), int(told.get("experts_per_token") or 0)
-    if with_experts and not (experts and visited):
+    experts, per_token = (
+        int(known.get("num_experts") or 0),
+        int(known.get("experts_per_token") or 0),
+    )
+    if with_experts and not (experts and per_token):
         return None
-    kept = (
+    copied = (
         "hidden_size",
         "vocab_size",
         "num_attention_heads",
@@ -119,7 +122,7 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dic
         "num_layers": sum(kind.count for kind in kinds),
         "num_attention_heads": 1,
         "gated_mlp": True,
-        **{name: told[name] for name in (*kept, "max_positions") if told.get(name)},
+        **{name: known[name] for name in (*copied, "max_positions") if known.get(name)},
     }
     for narrower in ({}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "attention_head_dim": 1}):
         sizes = {**base, **narrower}
@@ -143,21 +146,21 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> dic
         return None
     if not with_experts:
         return {**sizes, "ffn_hidden_size": dense}
-    found = {
+    fields_with_experts = {
         **sizes,
         "num_experts": experts,
-        "experts_per_token": visited,
+        "experts_per_token": per_token,
         "ffn_hidden_size": max(
             1, _width(_average(with_experts, "expert_parameters") / experts, hidden)
         ),
         "shared_ffn_hidden_size": shared,
     }
     if without:
-        found |= {
+        fields_with_experts |= {
             "num_dense_layers": sum(kind.count for kind in without),
             "dense_ffn_hidden_size": dense,
         }
-    return found
+    return fields_with_experts
 
 
 def _average(kinds: Sequence[LayerKind], name: str) -> float:
@@ -166,12 +169,11 @@ def _average(kinds: Sequence[LayerKind], name: str) -> float:
 
 
 def _width(weights: float, hidden: int) -> int:
-    return round(weights / (_GATE * hidden))
+    return round(weights / (_GATED_MATRICES * hidden))
 
 
 def _attends(block: nn.Module) -> bool:
-    """Whether a module inside computes scores of tokens: it is called attention, and no other kind
-    of mixer."""
+    """Whether a module inside is softmax attention, judging by its class name."""
     return any(
         ("attention" in name or name.endswith("attn"))
         and not any(word in name for word in (*_OTHER_MIXERS, "norm"))
@@ -180,18 +182,19 @@ def _attends(block: nn.Module) -> bool:
 
 
 def _name(made_of: Sequence[str], everywhere: set[str]) -> str:
-    """The classes that set the layers apart, without norms; all of them where nothing does."""
+    """Name of a kind of layer: the child classes that not all kinds have, without norms; all
+    classes if there is no such class."""
     plain = [name for name in dict.fromkeys(made_of) if "Norm" not in name]
     return " + ".join([name for name in plain if name not in everywhere] or plain or list(made_of))
 
 
 _ALWAYS = ("torch", "transformers")
-"""packages whose release counts in any case"""
+"""packages whose version is always part of the fingerprint"""
 
 
 def code_fingerprint(model: ModelSpec, loaded: Iterable[str]) -> str:
-    """Of the model's code; `loaded`: names of the modules that its import and its building brought
-    in."""
+    """Fingerprint of the model's code. `loaded`: names of the modules that building the model
+    imported."""
     assert model.code is not None
     names = set(loaded)
     packages = {name.partition(".")[0] for name in names} | set(_ALWAYS)
@@ -202,10 +205,10 @@ def code_fingerprint(model: ModelSpec, loaded: Iterable[str]) -> str:
 
 
 def _digests(names: Iterable[str], code: ModelCode) -> list[list[str]]:
-    """Name and digest of each loaded file of the user's: those in the spec's folder, and those of
-    the builder's own package."""
-    own = code.module.partition(":")[0].partition(".")[0]
-    found = []
+    """[module name, digest] of each loaded user file: files in `code.folder` and in the builder's
+    package."""
+    package = code.module.partition(":")[0].partition(".")[0]
+    digests = []
     for name in sorted(names):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or not Path(file).is_file():
@@ -214,11 +217,10 @@ def _digests(names: Iterable[str], code: ModelCode) -> list[list[str]]:
             Path(code.folder).resolve()
         )
         is_installed = "site-packages" in Path(file).parts
-        if name.partition(".")[0] == own or (in_folder and not is_installed):
-            found.append(
-                [name, hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()]
-            )
-    return found
+        if name.partition(".")[0] == package or (in_folder and not is_installed):
+            digest = hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+            digests.append([name, digest])
+    return digests
 
 
 def _version(package: str) -> str:
@@ -232,23 +234,24 @@ _TOKENS = "input_ids"
 
 
 def _takes(built: BuiltModel) -> str:
-    """What a class of transformers takes in place of tokens; empty for tokens and for other
-    models."""
-    is_open = built.input is None and is_transformers(built.model)
-    main = str(getattr(built.model, "main_input_name", _TOKENS)) if is_open else _TOKENS
-    return "" if main == _TOKENS else main
+    """Name of the main input of a transformers model if it is not tokens; empty for tokens and for
+    other models."""
+    if built.input is not None or not is_transformers(built.model):
+        return ""
+    main_input = str(getattr(built.model, "main_input_name", _TOKENS))
+    return "" if main_input == _TOKENS else main_input
 
 
 _GUESSED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size")
-"""fields that every model needs, and that are guessed where nothing tells them"""
+"""required fields, which are guessed if unknown"""
 NEAR = 0.01
-"""share of the weights within which a shape is that of the module: biases, norms and small factors
-that no shape has"""
+"""relative difference in the number of weights up to which a shape fits the module; allows for
+biases, norms and other small weights that shapes do not include"""
 
 
 def inspect(model: ModelSpec) -> ModelSpec:
-    """The model with what its code tells. Runs that code here: call it in a process of its own.
-    Raises `DryRunError` with the line that failed."""
+    """The model with what running its code shows. Runs user code, so call it in a separate process.
+    Raises `DryRunError` that names the line that failed."""
     before = set(sys.modules)
     try:
         built = with_own_plans(build_without_memory(model))
@@ -257,12 +260,12 @@ def inspect(model: ModelSpec) -> ModelSpec:
     except ConfigError as error:
         raise DryRunError(error.message, remedy=error.remedy, field=error.field) from error
     assert model.code is not None
-    told = _told(built)
+    known = _known_fields(built)
     total = sum(parameter.numel() for parameter in built.model.parameters())
     blocks = tuple(built.model.get_submodule(name) for name in block_names(built))
     kinds = layer_kinds(blocks) if blocks else ()
-    sizes, other = _shape(built, told, kinds, total)
-    is_plain = sizes is told and all(kind.attends for kind in kinds)
+    sizes, other_parameters = _shape(built, known, kinds, total)
+    is_plain = sizes is known and all(kind.attends for kind in kinds)
     split = built.pp_split
     code = replace(
         model.code,
@@ -270,14 +273,14 @@ def inspect(model: ModelSpec) -> ModelSpec:
         has_tensor_plan=bool(built.tp_plan),
         has_pipeline_split=bool(split),
         has_attention=bool(attention_modules(built.model, block_names(built))),
-        num_cuts=_num_cuts(split, int(told.get("num_layers", 1))) if split else 0,
+        num_cuts=_num_cuts(split, int(known.get("num_layers", 1))) if split else 0,
         guessed=tuple(
             name
             for name in _GUESSED
-            if name not in told or (sizes is not told and name == "ffn_hidden_size")
+            if name not in known or (sizes is not known and name == "ffn_hidden_size")
         ),
         layers=() if is_plain else kinds,
-        other_parameters=other,
+        other_parameters=other_parameters,
         reads_tokens=built.input is None and built.loss is None,
         takes=_takes(built),
         fingerprint=code_fingerprint(model, set(sys.modules) - before),
@@ -293,48 +296,52 @@ def inspect(model: ModelSpec) -> ModelSpec:
 
 
 def _shape(
-    built: BuiltModel, told: dict[str, Any], kinds: Sequence[LayerKind], total: int
+    built: BuiltModel, known: dict[str, Any], kinds: Sequence[LayerKind], total: int
 ) -> tuple[dict[str, Any], int]:
-    """Fields of `ModelSpec`, and weights that lie outside of them. What is told, where it has the
-    weights that were built, or where the builder says it (`shapes`); else the decoder of the same
-    layers by kind; else one of as many weights."""
-    is_told = all(name in told for name in _GUESSED)
-    shape = _weights(told) if is_told else 0
-    if is_told and (built.shapes or abs(shape - total) <= NEAR * total):
-        return told, 0
+    """`ModelSpec` fields, and the number of weights that they do not include. `known`: known
+    fields; `total`: weights of the module.
+
+    The first that applies: the known fields, if the builder gave `shapes` or they have as many
+    weights as the module; the decoder with the same kinds of layers; a decoder with the same number
+    of weights.
+    """
+    is_complete = all(name in known for name in _GUESSED)
+    expected = _weights(known) if is_complete else 0
+    if is_complete and (built.shapes or abs(expected - total) <= NEAR * total):
+        return known, 0
     if (
-        is_told
+        is_complete
         and language_config(built.model) is not None
-        and abs(shape - _language_weights(kinds, told)) <= NEAR * shape < total
+        and abs(expected - _language_weights(kinds, known)) <= NEAR * expected < total
     ):
-        return told, total - shape
+        return known, total - expected
     if (
         kinds
-        and "hidden_size" in told
-        and "vocab_size" in told
+        and "hidden_size" in known
+        and "vocab_size" in known
         and not built.shapes
         and built.input is None
     ):
-        found = decoder_of_kinds(kinds, told)
-        if found is not None:
-            return found, max(0, total - _weights(found))
-    return _like_a_decoder(
-        built,
-        {name: size for name, size in told.items() if not is_told or name != "ffn_hidden_size"},
-    ), 0
+        decoder = decoder_of_kinds(kinds, known)
+        if decoder is not None:
+            return decoder, max(0, total - _weights(decoder))
+    reliable = {
+        name: size for name, size in known.items() if not is_complete or name != "ffn_hidden_size"
+    }
+    return _like_a_decoder(built, reliable), 0
 
 
-def _language_weights(kinds: Sequence[LayerKind], told: Mapping[str, Any]) -> int:
-    """Of the layers of the language model, its embedding and its output projection."""
-    tables = 1 if told.get("tied_embeddings") else 2
+def _language_weights(kinds: Sequence[LayerKind], known: Mapping[str, Any]) -> int:
+    """Weights of the language model: layers, embedding and output projection."""
+    tables = 1 if known.get("tied_embeddings") else 2
     return (
         sum(kind.count * kind.parameters for kind in kinds)
-        + tables * told["vocab_size"] * told["hidden_size"]
+        + tables * known["vocab_size"] * known["hidden_size"]
     )
 
 
 def _weights(sizes: Mapping[str, Any]) -> int:
-    """Of a decoder of these sizes; 0 for sizes that are none."""
+    """Weights of a decoder of these sizes; 0 if the sizes are not valid."""
     try:
         return ModelSpec(name="decoder", **sizes).shape_parameters
     except SpecError:
@@ -342,12 +349,13 @@ def _weights(sizes: Mapping[str, Any]) -> int:
 
 
 def _num_cuts(split: Sequence[str] | Callable[..., nn.Module], num_layers: int) -> int:
-    """Places where the model may be cut into stages: a function cuts between any two layers."""
+    """Number of places where the model may be split into stages; a function may split between any
+    two layers."""
     return num_layers - 1 if callable(split) else len(split)
 
 
-def _told(built: BuiltModel) -> dict[str, Any]:
-    """The fields of `ModelSpec` that builder, config or module tell."""
+def _known_fields(built: BuiltModel) -> dict[str, Any]:
+    """The `ModelSpec` fields known from the builder, the transformers config or the module."""
     blocks = block_names(built)
     counted: dict[str, Any] = {"num_layers": len(blocks)} if blocks else {}
     embeddings = [m for m in built.model.modules() if isinstance(m, nn.Embedding)]
@@ -366,42 +374,39 @@ def _told(built: BuiltModel) -> dict[str, Any]:
 
 
 def _config_fields(module: nn.Module) -> dict[str, Any]:
-    """Of the module's transformers config: by its family, or the sizes alone where the family is
+    """`ModelSpec` fields from the module's transformers config; only sizes if its model family is
     not known."""
     config = getattr(module, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return {}
     document: Mapping[str, Any] = config.to_dict()
     language = language_config(module)
-    sized = document if language is None else language.to_dict()
+    text_document = document if language is None else language.to_dict()
     if is_transformers(module):
         try:
             return fields_of(document)
         except (SpecError, KeyError, TypeError):
             pass
-    sizes = {
-        name: next((sized[key] for key in keys if _is_size(sized.get(key))), None)
-        for name, keys in SIZE_KEYS.items()
-    }
-    found = {name: size for name, size in sizes.items() if size is not None}
-    return (
-        found
-        if "num_experts" in found
-        else {n: size for n, size in found.items() if n != "experts_per_token"}
-    )
+    sizes: dict[str, Any] = {}
+    for name, keys in SIZE_KEYS.items():
+        values = [text_document[key] for key in keys if _is_size(text_document.get(key))]
+        if values:
+            sizes[name] = values[0]
+    if "num_experts" not in sizes:
+        sizes.pop("experts_per_token", None)
+    return sizes
 
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _like_a_decoder(built: BuiltModel, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told, and the other sizes of a decoder with the same number of weights, as
-    `ModelSpec` counts them. A width that nothing tells is a multiple of the heads, and that of 12
-    h^2 weights in each of L layers, with an embedding and an output projection of V h each; the
-    width of the MLP makes up for the rest."""
+def _like_a_decoder(built: BuiltModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The known sizes, completed to a decoder with as many weights as the module. An unknown hidden
+    size h solves 12 h^2 L + 2 V h = weights, rounded to a multiple of the heads; the width of the
+    MLP makes up for the rest."""
     layers, vocabulary, heads = (
-        int(told.get(n, 1)) for n in ("num_layers", "vocab_size", "num_attention_heads")
+        int(known.get(n, 1)) for n in ("num_layers", "vocab_size", "num_attention_heads")
     )
     total = sum(parameter.numel() for parameter in built.model.parameters())
     width = (math.sqrt(vocabulary**2 + 12 * layers * total) - vocabulary) / (12 * layers)
@@ -410,9 +415,9 @@ def _like_a_decoder(built: BuiltModel, told: Mapping[str, Any]) -> dict[str, Any
         "hidden_size": heads * max(1, round(width / heads)),
         "num_attention_heads": heads,
         "vocab_size": vocabulary,
-        **told,
+        **known,
     }
-    if "ffn_hidden_size" not in told:
+    if "ffn_hidden_size" not in known:
         one, two = (
             ModelSpec(name="decoder", ffn_hidden_size=n, **sizes).num_parameters for n in (1, 2)
         )

@@ -1,9 +1,8 @@
-"""What trials train on: windows of one token stream, the same ones in the same order for every
-config.
+"""Training data: windows of one token stream, the same ones in the same order for every config.
 
-Sequence k of a study starts at a place that depends on (seed, k) alone; optimizer step t of a
-global batch of B holds the sequences t*B to t*B + B - 1. How a config spreads them over ranks and
-micro-batches changes nothing but rounding. Where the tokens come from: `token_file`.
+The start of sequence k of a study depends only on (seed, k). Optimizer step t with a global batch of
+B contains the sequences t*B to t*B + B - 1. Their distribution over ranks and micro-batches affects
+only rounding. `token_file` reads the tokens.
 """
 
 from __future__ import annotations
@@ -20,31 +19,27 @@ from autotune_workers.training.token_file import beyond_vocabulary, token_file
 
 
 class SequenceSource(Protocol):
-    """What a training takes its sequences from."""
+    """A source of training sequences."""
 
     def sequences(self, indices: NDArray[np.int64]) -> Tensor:
-        """The sequences of these numbers, int64 (len(indices), seq_len + 1): inputs, and targets
-        one further on."""
+        """The sequences with these numbers, int64 (len(indices), seq_len + 1). Targets are the
+        inputs shifted by one."""
 
 
 class TokenStream:
-    """A token stream and the windows that are cut from it."""
+    """A token stream, from which sequences are taken as windows."""
 
     def __init__(self, data: str | None, *, seq_len: int, vocab_size: int, seed: int) -> None:
-        """Raises `RunnerError` when the file cannot be read, is too short, or is not of this
-        vocabulary."""
+        """`data`: path of the file; None for the bundled text. Raises `RunnerError` if it cannot be
+        read, is too short, or has ids beyond the vocabulary."""
         self.seq_len = seq_len
         self._seed = seed
         self._vocab_size, self._data = vocab_size, data
         self._tokens = token_file(data, seq_len=seq_len, vocab_size=vocab_size)
 
     def sequences(self, indices: NDArray[np.int64]) -> Tensor:
-        """The sequences of these numbers, int64 (len(indices), seq_len + 1): inputs, and targets
-        one further on.
-
-        Raises `RunnerError` on an id beyond the vocabulary, with the same words for every window:
-        what is wrong is the file.
-        """
+        """See `SequenceSource`. Raises `RunnerError` for an id beyond the vocabulary, with the
+        largest id of the whole file, so that the message is the same on all ranks."""
         room = len(self._tokens) - self.seq_len
         starts = (_mix(indices, self._seed) % np.uint64(room)).astype(np.int64)
         windows = starts[:, None] + np.arange(self.seq_len + 1)
@@ -55,7 +50,7 @@ class TokenStream:
 
 
 def token_stream(request: TrialRequest) -> TokenStream:
-    """The tokens of the request's data."""
+    """The token stream of the request's data."""
     workload = request.workload
     return TokenStream(
         request.data,
@@ -68,11 +63,9 @@ def token_stream(request: TrialRequest) -> TokenStream:
 def rows_of(
     step: int, *, dp: int, dp_rank: int, micro_batch_size: int, accumulation_steps: int
 ) -> NDArray[np.int64]:
-    """Numbers of the sequences that a data-parallel rank sees in a step, micro-batch by
-    micro-batch.
+    """Numbers of the sequences of a data-parallel rank in a step, micro-batch by micro-batch.
 
-    Micro-batch m of rank d holds the rows (m * dp + d) * micro_batch_size onwards of the step's
-    global batch.
+    Micro-batch m of rank d begins at row (m * dp + d) * micro_batch_size of the step's global batch.
     """
     batch = dp * micro_batch_size * accumulation_steps
     blocks = np.arange(accumulation_steps, dtype=np.int64)[:, None] * dp + dp_rank
@@ -85,8 +78,8 @@ def seed_of(index: int, seed: int) -> int:
 
 
 def _mix(indices: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele, Lea and Flood 2014): a well-spread 64-bit number for each index, with a
-    stream for each seed."""
+    """SplitMix64 (Steele, Lea and Flood 2014): a pseudo-random 64-bit number for each index and
+    seed."""
     with np.errstate(over="ignore"):
         z = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z += np.uint64(seed % (1 << 64)) * np.uint64(0xD1342543DE82EF95)

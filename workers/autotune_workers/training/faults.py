@@ -1,15 +1,15 @@
-"""Faults that a rank does to itself, so that every failure can be seen with the real thing. For
-tests and drills only.
+"""Faults that a rank injects into itself, so that every failure can be reproduced. For tests and
+drills only.
 
-A fault happens on one rank, at one place of a trial:
+A fault happens on one rank, at one point of a trial:
 
     start           before the process group exists
-    step k          right after step k - 1 was reported (k = 0: right before training begins), `delay_s` later when it has one:
-                    then the rank is in the middle of a step, and with peers waiting for it in a collective
-    in_forward      in the first forward pass of step k, on the thread that trains
+    step k          right after step k - 1 was reported (k = 0: right before training begins); with `delay_s` later, while the rank is in the middle of
+                    the step and its peers wait for it in a collective
+    in_forward      in the first forward pass of step k, on the training thread
 
-Two faults do not end the rank: the gradients of the rank are multiplied by `factor` before ranks
-sum them, in one step (spike) or from it on (corrupt).
+Two faults do not end the rank: they multiply its gradients by `factor` before they are summed over
+ranks, in one step (spike) or from that step on (corrupt).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from autotune.spec.checks import one_of
 
 FACTORS = {"spike": 100.0, "corrupt": -2.0}
-"""what gradients are multiplied by, unless the fault says otherwise"""
+"""default factors of the gradients"""
 KINDS = (
     "kill",
     "freeze",
@@ -41,43 +41,43 @@ KINDS = (
     *FACTORS,
 )
 """
-kill: SIGKILL itself.  freeze: SIGSTOP itself.  sleep: never come back.  exhaust: allocate until nothing is left.
-disk_full: write where there is no space.  error: raise.  exit: leave with a code.  leak: keep memory after the trial.
-silence: throw the trial's metrics away.  spike: too large gradients in one step.  corrupt: false gradients from the step on.
+kill: send SIGKILL to itself.  freeze: send SIGSTOP to itself.  sleep: never return.  exhaust: allocate all memory.
+disk_full: write to a full device.  error: raise.  exit: exit with code 3.  leak: keep memory after the trial.
+silence: discard the trial's metrics.  spike: too large gradients in one step.  corrupt: wrong gradients from the step on.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, on which rank, when."""
+    """A fault: its kind, the rank and the time."""
 
     kind: str
     """one of KINDS"""
     rank: int = 0
-    """on which rank of the gang"""
+    """rank in the gang"""
     step: int | None = None
-    """in which step, from 0; None means start"""
+    """step, from 0; None: at start"""
     delay_s: float = 0.0
-    """how long into the step"""
+    """delay after the beginning of the step, seconds"""
     in_forward: bool = False
-    """in the step's first forward pass"""
+    """whether it happens in the step's first forward pass"""
     trial: int | None = None
-    """only in the trial of this number; None means every one"""
+    """number of the affected trial; None: all"""
     attempt: int | None = None
-    """only in this attempt"""
+    """number of the affected attempt; None: all"""
     factor: float | None = None
-    """of the gradients under spike and corrupt; None means as in FACTORS"""
+    """factor of the gradients for spike and corrupt; None: that of FACTORS"""
 
     def __post_init__(self) -> None:
         one_of("runner.faults.kind", self.kind, KINDS)
 
     @classmethod
     def of(cls, value: Fault | Mapping[str, Any]) -> Fault:
-        """The fault itself, or the one of plain values."""
+        """Return a fault unchanged, or create it from plain values."""
         return value if isinstance(value, Fault) else cls(**value)
 
     def meets(self, number: int, attempt: int) -> bool:
-        """Whether this attempt is hit."""
+        """Whether the fault affects this attempt of this trial."""
         return self.trial in (None, number) and self.attempt in (None, attempt)
 
 
@@ -94,11 +94,11 @@ class Injector:
 
     @property
     def silences(self) -> bool:
-        """Whether the metrics are thrown away."""
+        """Whether the trial's metrics are discarded."""
         return any(f.kind == "silence" for f in self._faults)
 
     def at(self, step: int | None) -> None:
-        """The trial has come to `step` (None: start): does what is due."""
+        """Inject the faults of this step (None: start)."""
         if self._distortions and step is not None:
             self._distort(step)
         for fault in self._faults:
@@ -114,11 +114,11 @@ class Injector:
                 _do(fault)
 
     def close(self) -> None:
-        """The trial is over, however it ended."""
+        """Stop changing gradients, at the end of the trial."""
         self._undo.close()
 
     def _in_forward(self, fault: Fault) -> None:
-        """Does it as soon as the model is run."""
+        """Inject the fault in the next forward pass of the model."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         from autotune_workers.training.model.decoder import DecoderStage
@@ -132,8 +132,8 @@ class Injector:
         hook = register_module_forward_pre_hook(do)
 
     def _distort(self, step: int) -> None:
-        """Multiplies what flows back into the model in this step, and with it all gradients of this
-        rank."""
+        """Multiply the gradient of the model's output in this step, which scales all gradients of
+        this rank."""
         from torch import Tensor, nn
         from torch.nn.modules.module import register_module_full_backward_pre_hook
 
@@ -149,10 +149,10 @@ class Injector:
         if factor == 1.0:
             return
 
-        def distort(module: nn.Module, flowing: Any) -> Any:
+        def distort(module: nn.Module, gradients: Any) -> Any:
             if not (isinstance(module, DecoderStage | OwnStage) and module.is_last):
                 return None
-            return tuple(g * factor if isinstance(g, Tensor) else g for g in flowing)
+            return tuple(g * factor if isinstance(g, Tensor) else g for g in gradients)
 
         self._undo.callback(register_module_full_backward_pre_hook(distort).remove)
 
@@ -180,8 +180,7 @@ def _do(fault: Fault) -> None:
 
 
 def _exhaust() -> None:
-    """Takes memory with torch's own allocator, on the device that the trial uses, until it
-    refuses."""
+    """Allocate memory with torch on the trial's device until that fails."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,12 +1,11 @@
-"""The optimizer of a trial on the fp32 tensors of this rank, with a learning rate that follows the
+"""The optimizer of a trial on this rank's fp32 tensors, with a learning rate that is scaled with the
 batch size.
 
-    adamw, sgd   work on plain tensors, whatever cut the weights
-    muon         makes the update of a matrix orthogonal (Jordan et al. 2024); embeddings, norms, biases and the output projection take AdamW
-    adafactor    keeps the squares' sums over rows and columns (Shazeer and Stern 2018, arXiv:1804.04235)
+    adamw, sgd   work on plain tensors, for any sharding of the weights
+    muon         orthogonalizes the update of a matrix (Jordan et al. 2024); embeddings, norms, biases and the output projection use AdamW
+    adafactor    stores sums of squares over rows and columns (Shazeer and Stern 2018, arXiv:1804.04235)
 
-The last two need whole matrices, so they go with weights and optimizer states that nothing cuts:
-tp=1 and zero_stage=0.
+The last two need whole matrices, so they require tp=1 and zero_stage=0.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ from autotune_workers.training.parallel.gradient_sync import Shard
 from autotune_workers.training.torch_internals import scale_all
 
 LEARNING_RATES = {"adamw": 3e-4, "sgd": 1e-2, "muon": 3e-4, "adafactor": 1e-2}
-"""usual ones; muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982,
-section 2.2), so that it takes AdamW's, and adafactor's is relative to the size of the weights"""
+"""default learning rates. Muon uses AdamW's, because its updates are scaled to the size of AdamW's
+(Liu et al. 2025, arXiv:2502.16982, section 2.2); adafactor's is relative to the size of the
+weights"""
 WHOLE_MATRICES = ("muon", "adafactor")
 """optimizers whose update of an element depends on the whole matrix"""
 CLIP_NORM = 1.0
-"""largest global norm of a gradient that is applied as it is"""
+"""global gradient norm above which gradients are clipped"""
 
 
 def learning_rate(request: TrialRequest) -> float:
-    """The trainer option `learning_rate` (or the usual one of the optimizer), scaled to the
-    config's global batch.
+    """The trainer option `learning_rate`, or the optimizer's default, scaled to the config's global
+    batch.
 
-    The option is meant for the smallest global batch of the workload. Larger ones take more, as the
-    statistical efficiency of a batch presupposes (`autotune.reward.goodput`). Raises `ConfigError`
-    for a rate that is no finite number of at least 0.
+    The option applies to the workload's smallest global batch. It is increased for larger ones, as
+    the statistical efficiency of a batch assumes (`autotune.reward.goodput`). Raises `ConfigError`
+    unless it is a finite number of at least 0.
     """
     workload = request.workload
     rate = request.trainer_options.get("learning_rate", LEARNING_RATES[workload.optimizer])
@@ -55,14 +55,14 @@ def learning_rate(request: TrialRequest) -> float:
 
 
 class Optimizer(Protocol):
-    """What updates the tensors of a rank by their gradients."""
+    """Updates the tensors of a rank with their gradients."""
 
     def step(self) -> object:
-        """One update."""
+        """Perform one update."""
 
 
 def build_optimizer(request: TrialRequest, shards: Sequence[Shard]) -> Optimizer:
-    """The optimizer of the workload over these tensors."""
+    """Create the workload's optimizer for these tensors."""
     name, rate = request.workload.optimizer, learning_rate(request)
     tensors = [shard.tensor for shard in shards]
     if not tensors:
@@ -81,7 +81,7 @@ def build_optimizer(request: TrialRequest, shards: Sequence[Shard]) -> Optimizer
 
 
 class Muon:
-    """Muon for the matrices of the layers, AdamW for all else."""
+    """Muon for the matrices of the layers, AdamW for everything else."""
 
     def __init__(self, shards: Sequence[Shard], rate: float) -> None:
         matrices = [s.tensor for s in shards if _is_matrix_of_layer(s)]
@@ -93,7 +93,7 @@ class Muon:
             self._parts.append(_adamw(others, rate))
 
     def step(self) -> None:
-        """One update."""
+        """Perform one update."""
         for part in self._parts:
             part.step()
 
@@ -107,8 +107,7 @@ def _adamw(tensors: list[Tensor], rate: float) -> torch.optim.AdamW:
 
 
 def clip(gradients: Sequence[Tensor | None], *, norm: float, loss_scale: float) -> None:
-    """Divides the gradients by the loss scale, and shortens them to `CLIP_NORM` when their global
-    norm is larger."""
+    """Divide the gradients by the loss scale, and clip them to a global norm of `CLIP_NORM`."""
     factor = min(1.0, CLIP_NORM / (norm + 1e-6)) / loss_scale
     if factor != 1.0:
         scale_all(gradients, factor)

@@ -1,20 +1,20 @@
-"""A step on sequences of unequal length: of fine-tuning, or the trainer's phases of a step of
-post-training without anything that generates.
+"""A step on sequences of unequal length: a fine-tuning step, or the trainer's phases of a
+post-training step (without generation).
 
     log_prob, reference    forward passes over all sequences, no logits kept beyond a micro-batch; the reference is a frozen copy of the policy
-    update                 epochs x mini-batches optimizer steps, each on micro-batches that are packed by tokens, or counted in sequences
+    update                 epochs x mini-batches optimizer steps; micro-batches have a token budget or a fixed number of sequences
 
-The lengths are drawn from the workload's distribution by the study's seed, so every config sees the
-same sequences in every step; the tokens are those of the study's data. Ranks deal and pack as the
-cost model simulates it (`autotune.cost.rl.packing`). Where a config packs, or the workload is not
-padded, sequences lie one behind the other and attend within themselves; else a micro-batch is
-padded to its longest.
+Lengths are drawn from the workload's distribution with the study's seed, so every config sees the
+same sequences in every step; the tokens come from the study's data. Sequences are assigned to ranks
+and packed exactly as in the cost model's simulation (`autotune.cost.rl.packing`). If the config
+packs, or the workload does not pad, a micro-batch is one row of concatenated sequences, each of
+which attends to itself only; otherwise a micro-batch is padded to its longest sequence.
 
-What is trained is the mean log-probability of the next tokens: made-up responses have no rewards,
-and an advantage for each sequence would cost nothing that can be measured.
+The objective is the mean log-probability of the next tokens: synthetic responses have no rewards,
+and the cost of multiplying by an advantage per sequence is too small to measure.
 
-All ranks meet between two phases, as the programs do whose controller collects each phase's
-results.
+All ranks synchronize between phases, as in programs whose controller collects the results of each
+phase.
 """
 
 from __future__ import annotations
@@ -47,43 +47,43 @@ from autotune_workers.training.task import ParallelModel, Task, Travelling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Some sequences of a rank."""
+    """The sequences of one forward and backward pass on a rank."""
 
     tokens: Tensor
     """(b, s)"""
     targets: Tensor
-    """(b, s), `IGNORED` where nothing is to be predicted"""
+    """(b, s), `IGNORED` at positions without a target"""
     positions: Tensor
-    """of the tokens in their sequences, (s,)"""
+    """(s,), position of each token in its sequence"""
     lengths: list[int]
-    """of sequences that lie one behind the other in one row; empty: each has its own row"""
+    """lengths of the sequences concatenated in the only row; empty if each sequence has a row"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniBatch:
-    """What an optimizer step works on."""
+    """The sequences of one optimizer step."""
 
     micro_batches: list[MicroBatch]
     """of this rank"""
     counted: int
-    """targets that count, of all ranks"""
+    """number of targets on all ranks, without ignored positions"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """What a rank works on in a step."""
+    """The sequences of a step on one rank."""
 
     whole: MiniBatch
-    """for forward passes"""
+    """all of them, for the forward-only phases"""
     update: list[MiniBatch]
-    """for optimizer steps, in order"""
+    """one for each optimizer step, in order"""
     tokens: int
-    """of this rank"""
+    """number of targets of this rank"""
 
 
 @final
 class UnequalTask(Task):
-    """Next tokens of sequences of unequal length, by the decoder that ships."""
+    """Next-token prediction on sequences of unequal length, by the built-in decoder."""
 
     share = 1.0
 
@@ -103,7 +103,7 @@ class UnequalTask(Task):
         return made
 
     def reference(self) -> nn.Module:
-        """A frozen copy of the model; collective."""
+        """Builds a frozen copy of the model; collective."""
         (stage,) = decoder_stages(self._request, self._mesh, self._context).values()
         self._attend([stage])
         return stage.requires_grad_(False)
@@ -115,7 +115,7 @@ class UnequalTask(Task):
                 block.attention.attend = self._bounds.attend
 
     def step(self, number: int) -> Sequences:
-        """The sequences of a step."""
+        """Draws and packs the sequences of a step."""
         lengths = step_lengths(self._asked, number, self._request.seed)
         first, epochs = number * len(lengths), self._asked.epochs
         update_tokens = self._knob("micro_batch_tokens")
@@ -148,14 +148,15 @@ class UnequalTask(Task):
         ]
 
     def _counted_targets(self, lengths: Floats, mini_batches: int) -> list[int]:
-        """Of each mini-batch, over all ranks: the last token of a sequence predicts nothing."""
+        """Number of targets of each mini-batch on all ranks: length - 1 per sequence, as its last
+        token has no target."""
         ranks = range(self._config.dp)
         dealt = [
             of_rank(lengths, rank, ranks=len(ranks), mini_batches=mini_batches, micro_batch=len(lengths), capacity=0, balance=self._knob("balance"))
             for rank in ranks
         ]  # fmt: skip
         return [
-            max(1, sum(int((lengths[part] - 1).sum()) for of_one in dealt for part in of_one[m]))
+            max(1, sum(int((lengths[rows] - 1).sum()) for parts in dealt for rows in parts[m]))
             for m in range(mini_batches)
         ]
 
@@ -164,11 +165,11 @@ class UnequalTask(Task):
     ) -> MicroBatch:
         sizes = [int(lengths[row]) for row in rows]
         windows = self._stream.sequences(rows + first)
-        short = -(sum(sizes) if is_flat else max(sizes)) % self._multiple
+        padding = -(sum(sizes) if is_flat else max(sizes)) % self._multiple
         if is_flat:
             tokens = torch.cat([w[:n] for w, n in zip(windows, sizes, strict=True)])[None]
             targets = torch.cat([_targets(w, n) for w, n in zip(windows, sizes, strict=True)])[None]
-            sizes = [*sizes, short] if short else sizes
+            sizes = [*sizes, padding] if padding else sizes
             positions = torch.cat([torch.arange(n) for n in sizes])
         else:
             longest = max(sizes)
@@ -176,17 +177,17 @@ class UnequalTask(Task):
             targets = torch.stack(
                 [nn.functional.pad(_targets(w, n), (0, longest - n), value=IGNORED) for w, n in zip(windows, sizes, strict=True)]
             )  # fmt: skip
-            positions, sizes = torch.arange(longest + short), []
+            positions, sizes = torch.arange(longest + padding), []
         device = self._context.device
         return MicroBatch(
-            tokens=nn.functional.pad(tokens, (0, short)).to(device),
-            targets=nn.functional.pad(targets, (0, short), value=IGNORED).to(device),
+            tokens=nn.functional.pad(tokens, (0, padding)).to(device),
+            targets=nn.functional.pad(targets, (0, padding), value=IGNORED).to(device),
             positions=positions.to(device),
             lengths=sizes,
         )
 
     def batch(self, rows: NDArray[Any]) -> tuple[Any, Any]:
-        """Not by rows: see `step`."""
+        """Not supported: `step` draws the sequences."""
         raise NotImplementedError
 
     def split(self, batch: MiniBatch, size: int) -> Sequence[MicroBatch]:
@@ -197,26 +198,29 @@ class UnequalTask(Task):
     def run(self, stage: nn.Module, inputs: MicroBatch, targets: MicroBatch) -> Tensor:
         """See `Task`."""
         self._bounds.lengths = inputs.lengths
-        held, config = inputs.positions, self._config
+        positions, config = inputs.positions, self._config
         assert isinstance(stage, DecoderStage)
-        stage.place(held, held.chunk(config.tp)[self._mesh.tp] if self._multiple > 1 else held)
+        stage.place(
+            positions,
+            positions.chunk(config.tp)[self._mesh.tp] if self._multiple > 1 else positions,
+        )
         return stage(inputs.tokens, targets.targets)
 
     def loss(self, output: Tensor, targets: MicroBatch) -> Tensor:
-        """See `Task`: its share of the mean over the targets of the mini-batch."""
+        """The micro-batch's share of the mean loss over the targets of the mini-batch."""
         losses = output
         if self._config.loss != "chunked":
             losses = token_losses(output.flatten(0, 1), targets.targets.flatten(), self._vocabulary)
         return losses.sum() / self._counted
 
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
-        """Nothing travels: there is no pipeline."""
+        """Not supported: unequal sequences are not trained with a pipeline."""
         raise NotImplementedError
 
     def fed(
         self, inputs: Any, targets: Any, *, is_first: bool, is_last: bool
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
-        """As for `between`."""
+        """Not supported, see `between`."""
         raise NotImplementedError
 
 
@@ -228,34 +232,34 @@ def _targets(window: Tensor, length: int) -> Tensor:
 
 @final
 class PostTraining:
-    """The phases of one rank, stepped as `Training` is."""
+    """The phases of a post-training step on one rank, with the same interface as `Training`."""
 
     def __init__(self, request: TrialRequest, context: RankContext) -> None:
         self._request, self._context = request, context
         self._asked = asked_of(request.workload)
-        made: list[UnequalTask] = []
+        tasks: list[UnequalTask] = []
 
         def task(mesh: Mesh) -> UnequalTask:
-            made.append(UnequalTask(request, mesh, context))
-            return made[0]
+            tasks.append(UnequalTask(request, mesh, context))
+            return tasks[0]
 
         self._training = Training(request, context, task=task)
-        self._task = made[0]
+        self._task = tasks[0]
         self._reference = self._task.reference() if self._asked.reference else None
         self._kappa = attention_share(request.workload.model)
         self.phases = self._training.phases
         self.own_phases_s: dict[str, float] = {}
-        """seconds of the phases of the last step, by name"""
+        """seconds of each phase of the last step, by name"""
 
     def batch(self, step: int) -> tuple[Sequences, float]:
-        """The sequences of a step, and its work over that of a mean step."""
+        """The sequences of a step, and its work divided by the work of a mean step."""
         return self._task.step(step), relative_work(
             self._asked, step, self._request.seed, self._kappa
         )
 
     def step(self, inputs: Sequences, targets: Any) -> Outcome:
-        """All phases; collective. The loss is the mean over optimizer steps, the norm the largest
-        of them."""
+        """Runs all phases; collective. Reports the mean loss and the largest gradient norm of the
+        optimizer steps."""
         self.own_phases_s = {}
         policy = self._training.stages[0]
         if self._asked.generates:

@@ -1,9 +1,9 @@
-"""Number formats of a trial: what the hardware can do, which dtype flows, and dynamic loss scaling
+"""Number formats of a trial: hardware support, dtype of the activations, and dynamic loss scaling
 for fp16.
 
 Weights, gradients and optimizer state are fp32 in every precision (Micikevicius et al. 2018,
-arXiv:1710.03740, section 3.1); what the precision decides is the dtype of activations and matrix
-products. A precision that the hardware lacks is refused, never replaced.
+arXiv:1710.03740, section 3.1); the precision sets the dtype of activations and matrix products. A
+precision that the hardware lacks is refused, never replaced.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
 }
-"""Dtype of the activations; fp8 multiplies in 8 bits and keeps bf16 between."""
+"""Dtype of the activations by precision; fp8 applies to matrix products only."""
 FP8_MULTIPLE = 16
-"""that the sizes of an fp8 matrix product are multiples of"""
+"""torch._scaled_mm needs matrix sizes that are multiples of this"""
 LOSS_SCALE = 2.0**16
-"""first loss scale of fp16, as in torch.amp"""
+"""initial loss scale of fp16, the default of torch.amp.GradScaler"""
 
 
 def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.device) -> None:
-    """Raises `ConfigError` when this device cannot compute in the precision, or fp8 does not go
-    with the rest of the config."""
+    """Raises `ConfigError` if this device does not support the precision, or the rest of the config
+    does not support fp8."""
     precision = config.precision
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     where = f"this rank computes on {device.type}" + (
@@ -74,7 +74,7 @@ def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.devi
 
 @contextmanager
 def matrix_products(precision: str) -> Iterator[None]:
-    """Lets fp32 matrix products round to tf32 inside, when the precision says so, and forbids it
+    """Within the block, fp32 matrix products use tf32 if the precision is tf32, and full fp32
     otherwise."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -85,20 +85,20 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 def to_float8(module: nn.Module) -> None:
-    """Replaces the projections of the layers by torchao's fp8 ones (tensor-wise dynamic
-    scaling)."""
+    """Replaces the linear layers that `takes_float8` selects by torchao's fp8 ones (tensor-wise
+    dynamic scaling)."""
     from torchao.float8 import convert_to_float8_training
 
     convert_to_float8_training(module, module_filter_fn=takes_float8)
 
 
 def takes_float8(module: nn.Module, name: str) -> bool:
-    """Whether the module of that name is multiplied in fp8: a projection of a layer whose sizes
-    torch._scaled_mm takes, multiples of 16.
+    """Whether the module with this name computes in fp8: a linear layer within a decoder layer
+    whose sizes are multiples of 16.
 
-    Left alone are routers, whose few logits decide where tokens go (DeepSeek-V3, arXiv:2412.19437,
-    section 3.3.1, keeps them too), and experts: how many tokens an expert gets is seldom a multiple
-    of 16.
+    Routers are excluded because their logits decide where tokens go (DeepSeek-V3, arXiv:2412.19437,
+    section 3.3.1, excludes them too); experts because the number of tokens of an expert is seldom a
+    multiple of 16.
     """
     if not isinstance(module, nn.Linear) or "layers." not in name:
         return False
@@ -111,8 +111,8 @@ def takes_float8(module: nn.Module, name: str) -> bool:
 
 
 def first_loss_scale(request: TrialRequest) -> float:
-    """The trainer option `loss_scale`: what loss scaling starts from in fp16. Raises `ConfigError`
-    for a scale below 1."""
+    """The trainer option `loss_scale`, the initial loss scale of fp16. Raises `ConfigError` for a
+    scale below 1."""
     scale = request.trainer_options.get("loss_scale", LOSS_SCALE)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1 <= scale < math.inf:
         raise ConfigError(
@@ -123,22 +123,22 @@ def first_loss_scale(request: TrialRequest) -> float:
 
 
 class LossScaler:
-    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2): halved on overflow, doubled
-    after a run of clean steps.
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2): the scale is halved on overflow
+    and doubled after `clean_steps` steps without one.
 
-    Every rank holds the same state, because every rank is told the same verdict.
+    All ranks have the same state because `finite` is agreed on by all ranks.
     """
 
     def __init__(self, precision: str, *, start: float, clean_steps: int = 2000) -> None:
-        """`start`: the first scale; precisions other than fp16 keep the scale 1."""
+        """`start`: the initial scale in fp16; with other precisions the scale is always 1."""
         self.enabled = precision == "fp16"
         self.scale = start if self.enabled else 1.0
         self._clean_steps = clean_steps
         self._clean = 0
 
     def update(self, finite: bool) -> bool:
-        """Takes the step's verdict; returns whether the overflow is explained by scaling, and the
-        step is to be skipped."""
+        """Adapts the scale after a step. Returns whether the step must be skipped because loss
+        scaling explains the overflow."""
         if not self.enabled:
             return False
         if not finite:

@@ -1,9 +1,9 @@
-"""How the ranks of a gang find one another: a TCP store that rank 0 opens on a port of the system's
-choice, then a process group.
+"""Rendezvous of the ranks of a gang: a TCP store that rank 0 opens on a free port, then a process
+group.
 
-The store listens on one address only (loopback for ranks of one machine, else the node's own),
-never on all interfaces, and no port is fixed. Collectives run over gloo on CPU tensors and NCCL on
-GPU tensors.
+The store listens on one address only (loopback for ranks of one machine, otherwise the address of
+rank 0's node), never on all interfaces. Collectives use gloo for CPU tensors and NCCL for GPU
+tensors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TEARING_DOWN = threading.Lock()
 
 
 def open_store(host: str, world_size: int, timeout_s: float) -> tuple[dist.TCPStore, int]:
-    """Opens the gang's store on `host` and returns it with its port; does not wait for the
-    others."""
+    """Opens the gang's store on `host` and returns it with its port. Does not wait for other
+    ranks."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))
@@ -66,9 +66,11 @@ def process_group(
     timeout_s: float,
     backend: str = "",
 ) -> Iterator[None]:
-    """The default process group of exactly these ranks, for the length of the block. It is
-    destroyed when the block ends well, and aborted when it raises: destroying may wait for a peer
-    for ever. `backend`: of torch.distributed; empty for the one of the device."""
+    """Within the block, the default process group exists. It is destroyed at the end, or aborted if
+    the block raises, because destroying may wait forever for a failed peer.
+
+    `backend`: a torch.distributed backend; empty for the default of the device.
+    """
     on_gpu = device.type == "cuda"
     extra: dict[str, Any] = {"device_id": device} if on_gpu else {}
     dist.init_process_group(
@@ -88,20 +90,20 @@ def process_group(
 
 
 def tear_down(*, is_healthy: bool) -> None:
-    """Ends all process groups of this rank. `is_healthy`: whether no rank of them has failed, as
-    far as this one knows; else they are aborted."""
+    """Destroys all process groups of this rank; aborts them first unless `is_healthy`, that is,
+    unless no rank is known to have failed."""
     if not is_healthy:
         abort()
-    with _TEARING_DOWN:  # an abort by another thread comes to its end first
+    with _TEARING_DOWN:  # waits for an abort by another thread
         is_left = dist.is_initialized()
     if is_left:
         dist.destroy_process_group()
 
 
 def abort() -> None:
-    """Breaks off what the process groups of this rank are doing, from whatever thread; its
-    collectives raise, and no group is left. No group, no effect. Gloo has nothing to break off: it
-    never waits for a peer that is gone, and destroying its groups wakes the peers."""
+    """Aborts the NCCL process groups of this rank: pending collectives raise. Safe from any thread;
+    does nothing without a group. Gloo needs no abort: it does not wait for a lost peer, and
+    destroying its groups wakes the peers."""
     with _TEARING_DOWN, contextlib.suppress(Exception):
         if dist.is_initialized() and dist.get_backend() != GLOO:
             abort_process_group()

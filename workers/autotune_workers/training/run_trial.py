@@ -1,11 +1,11 @@
-"""One attempt on one rank: build, warm up, measure until the stop rule is content, clean up.
+"""One attempt on one rank: build, warm up, measure until the stop rule ends it, clean up.
 
-Step time is the slowest rank's, from a common start to the moment at which its device has finished;
-the collectives that agree on it and on what comes next lie outside. On sequences of unequal length
-it is that of a mean step: measured seconds over what the step's own lengths made it more work than
-the mean, so that the draw, which is the same for all configs, does not count as noise. Phases of
-post-training that no trial runs are added as they were told. Loss is the mean over the global
-batch, the gradient norm is global, both before the update.
+The step time is that of the slowest rank, from a common start until its device has finished,
+without the collectives that agree on the time and on stopping. On sequences of unequal length,
+measured seconds are divided by the step's work relative to a mean step: the lengths are the same
+for all configs, so their variation must not count as noise. Estimates of post-training phases that
+trials do not run are added. The loss is the mean over the global batch, the gradient norm is
+global, both before the update.
 """
 
 from __future__ import annotations
@@ -54,35 +54,36 @@ from autotune_workers.training.step import Outcome, Training, part_size
 __all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "run_trial"]
 
 NOISE_STEPS = 1000
-"""the gradient noise scale is that of so many last steps at most"""
+"""maximum number of steps, the last ones, from which the gradient noise scale is estimated"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One optimizer step, the same on all ranks; steps count from 0 with warm-up."""
+    """One optimizer step, the same on all ranks."""
 
     step: int
+    """from 0, warm-up included"""
     time_s: float
     loss: float
     grad_norm: float
     finite: bool
     skipped: bool
     peak_memory_bytes: float | None = None
-    """of the fullest rank since the trial began; None where it cannot be read"""
+    """largest of all ranks since the trial began; None if it cannot be read"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """How an attempt ended well."""
+    """The result of a successful attempt."""
 
     measurement: Measurement
     """the same on all ranks"""
     stopped: str = ""
-    """why it ended early, when it did"""
+    """why it ended early; empty if it did not"""
 
 
 class TrialFailed(Exception):  # noqa: N818 - it carries a Failure, and is named like it
-    """The attempt failed in a way that the trial itself can name: DIVERGED or INVALID."""
+    """The attempt failed as DIVERGED or INVALID."""
 
     def __init__(self, failure: Failure, measurement: Measurement | None = None) -> None:
         super().__init__(failure.message)
@@ -91,17 +92,17 @@ class TrialFailed(Exception):  # noqa: N818 - it carries a Failure, and is named
 
 
 Report = Callable[[StepReport], bool]
-"""Takes each step; answers False to end the trial after it. Only rank 0's answer counts."""
+"""Called after each step; returns False to end the trial. Only rank 0's return value counts."""
 
 
 def run_trial(request: TrialRequest, context: RankContext, report: Report) -> TrialResult:
     """Runs the attempt; collective over the ranks of the default process group, which must be
     exactly the gang.
 
-    Raises `TrialFailed` when the config is refused (INVALID) or training diverges (DIVERGED);
-    whatever else goes wrong comes as the exception that it is. After a trial that went well the
-    rank is as it was before. After any other the caller has to tear down the process groups: with a
-    peer that failed this may take for ever, so the failure is told first.
+    Raises `TrialFailed` if the config is refused (INVALID) or training diverges (DIVERGED); other
+    errors propagate as their root cause. A successful trial leaves the rank as it was before. After
+    a failure the caller must tear down the process groups, and must report the failure first,
+    because tearing down may wait forever for a failed peer.
     """
     groups = living_groups()
     try:
@@ -210,20 +211,22 @@ class _Attempt:
         )
 
     def _whole_step_s(self, busy_s: float, phases_s: dict[str, float]) -> float:
-        """Seconds of the whole step, with the phases that no trial runs."""
+        """Seconds of the step including the estimates of phases that trials do not run."""
         workload = self._request.workload
-        beside = phases_beside(workload, self._request.config, calibration_for(workload), busy_s)
-        self._phases.append({**phases_s, **beside})
-        return busy_s + sum(beside.values())
+        estimated_s = phases_beside(
+            workload, self._request.config, calibration_for(workload), busy_s
+        )
+        self._phases.append({**phases_s, **estimated_s})
+        return busy_s + sum(estimated_s.values())
 
     def _refuse_divergence(self, step: StepReport) -> None:
-        """The hard gate: a number that is none, or a loss far above that of guessing for some steps
-        in a row."""
+        """Raises `TrialFailed` if loss or gradient norm is not finite, or the loss has been far
+        above that of uniform guessing for several steps."""
         problem = ""
         if not step.finite and not step.skipped:
             problem = f"loss {step.loss:g} and gradient norm {step.grad_norm:g} must be finite"
         code = self._request.workload.model.code
-        if code is None or code.reads_tokens:  # a loss of the user's own may have any scale
+        if code is None or code.reads_tokens:  # a user-defined loss may have any scale
             problem = problem or divergence(
                 [s.loss for s in self._steps], self._request.workload.model.vocab_size
             )
@@ -237,7 +240,11 @@ class _Attempt:
             raise TrialFailed(failure, self._measured())
 
     def _agree_to_stop(self, asked: bool) -> tuple[bool, str]:
-        """Rank 0 decides for all: 0 go on, 1 measured, 2 cannot win, 3 was asked to."""
+        """Whether to stop after this step and the reason if early, as rank 0 decides. `asked`: the
+        runner asked to stop.
+
+        Rank 0 broadcasts a code: 0 continue, 1 measured, 2 cannot win, 3 asked to stop.
+        """
         measure = self._request.measure
         verdict = trial_decision(
             [s.time_s for s in self._steps[measure.warmup_steps :]],
@@ -256,30 +263,31 @@ class _Attempt:
         return code > 0, {2: verdict.reason, 3: "requested by the runner"}.get(code, "")
 
     def _peaks(self) -> dict[str, Any]:
-        """Peak memory of all ranks, their mean power, and readings of the device."""
+        """Memory, power and device readings of all ranks, as fields of `Measurement`; collective."""
         device = self._context.device
-        peak, reserved, watts = (
-            self._memory.bytes(),
-            self._memory.reserved_bytes(),
-            self._power.watts(),
+        peak, watts = self._memory.bytes(), self._power.watts()
+        reserved = self._memory.reserved_bytes()
+        mine = torch.tensor(
+            [
+                -1 if peak is None else peak,
+                reserved or 0,
+                -1 if watts is None else round(1e3 * watts),
+                self._memory.retries(),
+                *self._gpu.as_integers(),
+            ],
+            dtype=torch.int64,
+            device=device,
         )
-        local = [
-            -1 if peak is None else peak,
-            reserved or 0,
-            -1 if watts is None else round(1e3 * watts),
-        ]
-        local += [self._memory.retries(), *self._gpu.as_integers()]
-        mine = torch.tensor(local, dtype=torch.int64, device=device)
         everyone = [torch.empty_like(mine) for _ in range(self._context.world_size)]
         dist.all_gather(everyone, mine)
-        peaks = [int(x[0]) for x in everyone]
-        known = all(p >= 0 for p in peaks)
+        rows: list[list[int]] = [row.tolist() for row in everyone]
+        peaks, reserved_bytes, milliwatts, retries, *_ = zip(*rows, strict=True)
+        known = min(peaks) >= 0
         readings = device_readings(device)
         if reserved is not None:
-            readings["reserved_memory_bytes"] = float(max(int(x[1]) for x in everyone))
-            readings["alloc_retries"] = float(max(int(x[3]) for x in everyone))
-        readings |= worst_of([x[4:].tolist() for x in everyone])
-        milliwatts = [int(x[2]) for x in everyone]
+            readings["reserved_memory_bytes"] = float(max(reserved_bytes))
+            readings["alloc_retries"] = float(max(retries))
+        readings |= worst_of([row[4:] for row in rows])
         if min(milliwatts) >= 0:
             readings["power_watts"] = sum(milliwatts) / len(milliwatts) / 1e3
         return {
@@ -290,7 +298,8 @@ class _Attempt:
         }
 
     def _profiled(self, training: Training | PostTraining, measured: Measurement) -> Measurement:
-        """With one more step under the profiler; seconds by cause, mean over ranks."""
+        """The measurement with the breakdown of one more, profiled step: seconds by cause, mean
+        over ranks; collective."""
         device = self._context.device
         tokens, targets = training.batch(len(self._steps))
 
@@ -312,11 +321,13 @@ class _Attempt:
         )
 
     def _measured(self) -> Measurement:
-        """What this rank knows by itself."""
+        """The measurement without what other ranks contribute. Needs no communication."""
         workload, config = self._request.workload, self._request.config
         warmup = self._request.measure.warmup_steps
         counted, phases = self._steps[warmup:], self._phases[warmup:]
         peaks = [s.peak_memory_bytes for s in counted if s.peak_memory_bytes is not None]
+        code = workload.model.code
+        has_flops = workload.rl is None and (code is None or not code.guessed)
         measured = Measurement(
             step_times_s=tuple(s.time_s for s in counted),
             tokens_per_step=round(config.global_batch_size * workload.tokens_per_sequence),
@@ -333,18 +344,15 @@ class _Attempt:
                 for name, text in speed_variables(os.environ).items()
                 if name not in SET_FOR_RANKS
             },
-            flops_per_token=None
-            if workload.rl is not None
-            or (workload.model.code is not None and workload.model.code.guessed)
-            else training_flops_per_token(workload),
+            flops_per_token=training_flops_per_token(workload) if has_flops else None,
             phases_s={n: sum(p[n] for p in phases) / len(phases) for n in phases[0]}
             if phases
             else {},
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )
-        odd = set(spikes(measured))
-        noise = self._noise([o for i, o in enumerate(self._outcomes[warmup:]) if i not in odd])
+        spiked = set(spikes(measured))
+        noise = self._noise([o for i, o in enumerate(self._outcomes[warmup:]) if i not in spiked])
         if noise is None:
             return measured
         return replace(
@@ -354,8 +362,8 @@ class _Attempt:
         )
 
     def _noise(self, outcomes: list[Outcome]) -> NoiseScale | None:
-        """Gradient noise scale from the squared norms at both batch sizes, of the steps where both
-        are known."""
+        """Gradient noise scale from the squared gradient norms at both batch sizes, in the steps
+        that have both; None if it cannot be estimated."""
         known = [o for o in outcomes if o.finite and math.isfinite(o.part_square)][-NOISE_STEPS:]
         return noise_scale(
             [o.part_square for o in known],

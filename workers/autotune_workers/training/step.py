@@ -1,10 +1,10 @@
 """The training of one rank: built once from a request, then stepped.
 
 A step: forward and backward of all micro-batches (in a pipeline or one after the other), gradients
-summed over ranks, one verdict of all ranks on loss and gradient, clipping, optimizer.
+summed over ranks, all ranks agree on loss and gradient norm, clipping, optimizer.
 
-What a request must keep is declared once: by the native trainer (`find_limits`) and by the laws of
-the space. Only what depends on this rank's device stands here.
+Restrictions on requests are declared by the native trainer (`find_limits`) and by the constraints
+of the space; this module adds only the checks that depend on the device of the rank.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from autotune_workers.training.task import Task
 from autotune_workers.training.tasks import DecoderTask, OwnTask
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
 
-SHARED_OUT = (
+SHARD_CONSTRAINTS = (
     *(
         "tp_heads",
         "tp_kv_heads",
@@ -68,14 +68,14 @@ SHARED_OUT = (
         "pp_interleave",
     ),
 )
-"""laws of the space about what each rank gets. The others keep a second name of a config out of the
-space; the loop trains it"""
-_LAWS = tuple(law for law in LAWS if law.name in SHARED_OUT)
+"""constraints of the space on how work is divided among ranks. The others only keep equivalent
+configs out of the space, which can be trained all the same"""
+_LAWS = tuple(law for law in LAWS if law.name in SHARD_CONSTRAINTS)
 
 
 def validate(request: TrialRequest, context: RankContext) -> None:
-    """Raises `ConfigError` with what the request breaks: limits of the trainer, laws of the space,
-    and what this rank's device lacks."""
+    """Raises `ConfigError` if the request violates limits of the trainer, constraints of the space,
+    or needs what this rank's device lacks."""
     config, workload = request.config, request.workload
     if config.world_size != context.world_size:
         raise ConfigError(
@@ -103,7 +103,7 @@ def validate(request: TrialRequest, context: RankContext) -> None:
 
 
 def _without_phases(workload: Workload, config: ParallelConfig) -> ParallelConfig:
-    """The config without the knobs that the phases of post-training read."""
+    """The config without the knobs of post-training, which `PostTraining` reads itself."""
     if workload.rl is None:
         return config
     return replace(
@@ -113,7 +113,7 @@ def _without_phases(workload: Workload, config: ParallelConfig) -> ParallelConfi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step did, the same on all ranks."""
+    """The result of a step, the same on all ranks."""
 
     loss: float
     """mean over all tokens of the global batch, nats"""
@@ -122,10 +122,10 @@ class Outcome:
     finite: bool
     """whether loss and gradient norm are finite"""
     skipped: bool
-    """whether loss scaling explains an overflow, and nothing was updated"""
+    """whether the update was skipped because loss scaling caused an overflow"""
     part_square: float
-    """squared norm of the mean gradient of `part_size` sequences, before clipping; nan where it is
-    not known"""
+    """squared norm of the mean gradient of `part_size` sequences, before clipping; NaN if it is not
+    measured"""
 
 
 class Training:
@@ -140,12 +140,12 @@ class Training:
         stream: SequenceSource | None = None,
         task: Callable[[Mesh], Task] | None = None,
     ) -> None:
-        """Builds everything; collective. Raises `ConfigError` when the config cannot be trained
-        here, before anything is built.
+        """Builds model, data and optimizer; collective. Raises `ConfigError` before that if the
+        config cannot be trained here.
 
-        `mesh`: that of the config, where it has been made; `stream`: the tokens, where they are not
-        those of the request's data. Dry runs give both. `task`: what is trained, where it is none
-        of sequences of one length.
+        `mesh`, `stream`: used instead of the mesh built from the config and the tokens of the
+        request's data; dry runs pass both. `task`: makes the task; default: sequences of one
+        length.
         """
         validate(request, context)
         config = request.config
@@ -179,8 +179,8 @@ class Training:
 
     @property
     def stages(self) -> tuple[nn.Module, ...]:
-        """The modules of this rank, one for each of its pipeline stages. Their inner modules are
-        called as in the whole model."""
+        """The modules of this rank, one for each of its pipeline stages. Submodules have the same
+        names as in the whole model."""
         return tuple(
             s.module if isinstance(s, OwnStage) else s for s in self._model.stages.values()
         )
@@ -191,7 +191,7 @@ class Training:
         return [shard.tensor for shard in self._sync.shards]
 
     def batch(self, step: int) -> tuple[Any, Any]:
-        """Inputs and targets of this rank in a step, of micro_batch_size * accumulation_steps
+        """Inputs and targets of this rank in a step: micro_batch_size * accumulation_steps
         sequences."""
         config = self._config
         rows = rows_of(
@@ -204,7 +204,7 @@ class Training:
         return self._task.batch(rows)
 
     def step(self, inputs: Any, targets: Any) -> Outcome:
-        """One optimizer step; collective."""
+        """Runs one optimizer step; collective."""
         parts = [] if self._pipeline else self._micro_batches(inputs, targets)
         self._sync.expect(len(parts) or self._config.accumulation_steps)
         with self._computing():
@@ -236,8 +236,8 @@ class Training:
         return outcome
 
     def forward(self, stage: nn.Module, inputs: Any, targets: Any) -> None:
-        """Log-probabilities of all micro-batches by that stage, of which nothing is kept;
-        collective. Without a pipeline."""
+        """Computes the log-probabilities of all micro-batches with `stage` and discards them;
+        collective. Not for pipelines."""
         with self._computing(), torch.no_grad(), Phase(self.phases, FORWARD):
             for x, y in self._micro_batches(inputs, targets):
                 self._task.loss(self._task.run(stage, x, y), y)
@@ -249,7 +249,7 @@ class Training:
             compile_or_fail(self.activation_budget) if self._config.compile else nullcontext()
         )
         with matrix_products(self._config.precision), compiled, warnings.catch_warnings():
-            # logits are a view of a DTensor's local part; nothing here writes into them
+            # logits are a view of a DTensor's local part, and are never modified
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             yield
 
@@ -258,7 +258,7 @@ class Training:
         return [*zip(self._task.split(inputs, size), self._task.split(targets, size), strict=True)]
 
     def _accumulate(self, micro_batches: list[tuple[Any, Any]]) -> list[Tensor]:
-        """Their shares of the loss."""
+        """Runs forward and backward passes; returns each micro-batch's share of the loss."""
         (stage,) = self._model.stages.values()
         losses = []
         for i, (x, y) in enumerate(micro_batches):
@@ -274,12 +274,12 @@ class Training:
         return losses
 
     def _loss(self, output: Any, targets: Any) -> Tensor:
-        """This micro-batch's share of the global mean loss, scaled for fp16."""
+        """The micro-batch's share of the global mean loss, times the loss scale."""
         return self._task.loss(output, targets) * (self._scaler.scale * self._task.share)
 
     def _agree(self, loss: Tensor) -> Outcome:
-        """Sums over all ranks what each knows of loss and gradient, so that all come to one
-        verdict."""
+        """Sums loss and squared gradient norms over all ranks, so that all get the same outcome;
+        updates the loss scale."""
         square = torch.zeros((), device=loss.device, dtype=torch.float64)
         norms = norms_of([s.tensor.grad for s in self._sync.shards])
         for norm, shard in zip(norms, self._sync.shards, strict=True):
@@ -309,26 +309,27 @@ class Training:
             part_square=total_part / scale**2,
         )
 
-    # the gradient of a part of the batch, from which the gradient noise scale is estimated
+    # the gradient of a part of the batch, needed for the gradient noise scale
 
     def _part_square(self) -> Tensor | None:
         """This rank's share of the squared norm of the mean gradient of `part_size` sequences,
-        times the loss scale squared; shares add up."""
+        times the loss scale squared; None if it cannot be measured. The sum over ranks is the
+        norm."""
         count, dp = self._config.accumulation_steps, self._config.dp
         if self._config.cp > 1 or self._config.ep > 1:  # a rank does not see whole sequences
             return None
-        if self._unequal:  # its part of the batch has more or fewer tokens than others
+        if self._unequal:  # ranks have different numbers of tokens
             return None
-        if dp == 1:  # the first micro-batch alone
+        if dp == 1:  # the part is the first micro-batch
             return self._first_square * count**2 if self._measures_first_gradient else None
-        # of this rank's part of the batch alone; wanted is the mean over ranks
+        # the part is this rank's share of the batch, weighted 1 / dp in the sum over ranks
         own = self._sync.local_square
         return None if own is None else own.double() * dp
 
     @property
     def _measures_first_gradient(self) -> bool:
-        """Whether the gradient of the first micro-batch can be seen alone and whole, and differs
-        from that of the batch."""
+        """Whether this rank has the complete gradient of the first micro-batch alone, and the batch
+        has more micro-batches."""
         config = self._config
         alone = config.dp * config.pp * config.cp * config.ep == 1
         return (
@@ -344,14 +345,15 @@ class Training:
 
 
 def part_size(config: ParallelConfig) -> int:
-    """Sequences whose gradient `Outcome.part_square` describes: one data-parallel rank's, or on one
-    rank the first micro-batch's."""
+    """Number of sequences behind `Outcome.part_square`: those of one data-parallel rank, or with
+    dp=1 those of one micro-batch."""
     return config.global_batch_size // config.dp if config.dp > 1 else config.micro_batch_size
 
 
 def make_task(
     request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None
 ) -> Task:
-    """What is trained: a model that code builds, or the decoder that ships."""
+    """The task of the request: `OwnTask` for a model built by user code, otherwise
+    `DecoderTask`."""
     kind = DecoderTask if request.workload.model.code is None else OwnTask
     return kind(request, mesh, context, stream)

@@ -1,11 +1,10 @@
-"""What a training does: the part of the model that a rank holds, which micro-batches it sees, what
-they cost, and what travels between pipeline stages.
+"""Interface between the training loop and a kind of model: model parts of a rank, micro-batches,
+loss, and the tensors sent between pipeline stages.
 
-`DecoderTask` is that of the decoder that ships; `OwnTask` is that of a model that code builds. The
-loop knows no other difference between them.
+`DecoderTask` implements it for the built-in decoder, `OwnTask` for models built by user code.
 
 A batch is (inputs, targets): trees of tensors (a tensor, a tuple, a mapping) whose first dimension
-counts sequences, or samples.
+is the sequence or sample.
 """
 
 from __future__ import annotations
@@ -22,58 +21,59 @@ from torch import Tensor, nn
 from autotune_workers.training.parallel.gradient_sync import GradientSync, Weight
 
 Travelling = tuple[Tensor, ...]
-"""tensors on the meta device that stand for what a stage takes, or gives"""
+"""meta tensors with the shapes and dtypes of a stage's inputs or outputs"""
 Loss = Callable[[Any, Any], Tensor]
-"""What the last stage gave, and targets -> this micro-batch's share of the loss."""
+"""(output of the last stage, targets) -> the micro-batch's share of the loss"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelModel:
-    """What one rank holds of the model."""
+    """The model parts of one rank."""
 
     stages: Mapping[int, nn.Module]
-    """its pipeline stages, by number"""
+    """pipeline stages of the rank, by number"""
     weights: list[Weight]
-    """of all its stages"""
+    """of all these stages"""
     sync: GradientSync
-    """completes the gradients over data-parallel ranks, and holds what the optimizer updates"""
+    """reduces the gradients over data-parallel ranks, and has the tensors that the optimizer
+    updates"""
 
 
 class Task(ABC):
     """The model, the data and the loss of a training, and the tensors between its stages."""
 
     share: float
-    """weight of what `loss` says of a micro-batch in the loss of the batch"""
+    """weight of a micro-batch's `loss` in the loss of the batch"""
 
     @abstractmethod
     def parallelize(self) -> ParallelModel:
-        """What this rank holds of the model; collective."""
+        """Builds the model parts of this rank; collective."""
 
     @abstractmethod
     def batch(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        """Inputs and targets of the sequences with these numbers, as this rank sees them. The same
-        for every config."""
+        """This rank's part of the inputs and targets of the sequences with these numbers. A number
+        means the same sequence in every config."""
 
     @abstractmethod
     def split(self, batch: Any, size: int) -> Sequence[Any]:
-        """Inputs or targets in micro-batches of `size` sequences."""
+        """Splits inputs or targets into micro-batches of `size` sequences."""
 
     def run(self, stage: nn.Module, inputs: Any, targets: Any) -> Any:
-        """What the only stage of a rank makes of a micro-batch."""
+        """The output of a rank's only stage for a micro-batch."""
         return stage(inputs, targets)
 
     @abstractmethod
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """This rank's share of the mean loss of a micro-batch: the shares of all cp ranks add up to
-        it. `output`: what the last stage gave."""
+        """This rank's share of the mean loss of a micro-batch; the sum over cp ranks is the mean.
+        `output`: of the last stage."""
 
     @abstractmethod
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
-        """What each of the stages takes and gives, by number."""
+        """Meta tensors with the shapes and dtypes of each stage's inputs and outputs, by number."""
 
     @abstractmethod
     def fed(
         self, inputs: Any, targets: Any, *, is_first: bool, is_last: bool
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
-        """Positional inputs, keyword inputs and target of a pipeline's schedule on the rank of the
-        first or the last stage."""
+        """The positional arguments, keyword arguments and target that this rank passes to the
+        pipeline schedule. `is_first`, `is_last`: whether it has the first or the last stage."""

@@ -1,20 +1,18 @@
-"""The training of the decoder that ships: next tokens of a token stream.
+"""The tasks of the built-in decoder (next-token prediction) and of models built by user code.
 
-The training of a model that code builds: its samples, its stages on this rank, and its loss.
+A user's model that reads tokens is trained on the same windows of the token stream as the decoder.
+If the builder has an `input` function, it is called for one sample at a time, with a random seed
+derived from (seed, sample number), so that every config sees the same samples in the same order.
 
-A model that reads tokens is trained on the same windows of the token stream as the decoder that
-ships. Where the builder gives an `input`, it is asked for one sample at a time, under a seed that
-follows from (seed, number of the sample): so every config sees the same samples in the same order.
+The ranks of a host build a user's model in turns if the host does not have the memory for a full
+copy per rank.
 
-The ranks of a host build a model that code builds in turns, where the host has no room for as many
-whole copies as it has ranks.
-
-    copy    4 bytes * parameters of the whole model, in fp32, once for each pipeline stage of the rank        room    memory that the host has left
+    copy    4 bytes * parameters of the whole model (fp32) * virtual stages of the rank
+    room    free memory of the host
     ranks that build at once = floor(SHARE * room / copy)
 
-A rank gives its copy back before the next turn: what it keeps lies on its device. On CPUs the
-device is the host; what is kept there is small against a copy only where the config shards the
-weights.
+A rank frees its copy before the next turn and keeps its part on its device. On CPUs the device is
+the host, so the calculation is only valid if the config shards the weights.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from autotune.ports import TrialRequest
 from autotune.spec.texts.as_text import format_bytes
 from autotune_workers.own_model.builder import build, build_without_memory
 from autotune_workers.own_model.built_model import BuiltModel, with_own_plans
-from autotune_workers.own_model.users_line import said
+from autotune_workers.own_model.users_line import error_with_line
 from autotune_workers.training.data import SequenceSource, seed_of, token_stream
 from autotune_workers.training.model.decoder import DecoderStage
 from autotune_workers.training.model.loss import token_losses
@@ -54,35 +52,36 @@ from autotune_workers.training.task import ParallelModel, Task, Travelling
 from autotune_workers.training.torch_internals import pytree
 
 SHARE = 0.8
-"""of the host's room that copies may take"""
+"""fraction of a host's free memory that copies may use"""
 SMALL_BYTES = 1 << 30
-"""copies below this are built at once, without asking what room there is"""
+"""below this size all copies are built at once, without checking the free memory"""
 Made = TypeVar("Made")
-Seat = tuple[str, float]
-"""a rank's host, and the room there as the rank sees it, in bytes"""
+HostMemory = tuple[str, float]
+"""name of a rank's host, and its free memory in bytes as the rank reads it"""
 
 
 def in_turns(
     make: Callable[[], Made], *, copy_bytes: int, room: Callable[[], float] | None = None
 ) -> Made:
-    """What `make` makes, when it is this rank's turn. Collective, except for small models and in a
-    dry run, whose tensors take no memory.
+    """Calls `make` at this rank's turn and returns its result. Collective, except for small models
+    and in dry runs, whose tensors take no memory.
 
-    `room`: of this host; default: what the system says is free. Raises `ConfigError` on every rank
-    where a host has no room for one copy, and after the last turn what `make` raised.
+    `room`: returns the free bytes of this host; default: as the system reports. Raises
+    `ConfigError` on every rank if a host has no room for one copy. An error of `make` is raised
+    after the last turn.
     """
     if copy_bytes < SMALL_BYTES or type(torch.empty(0)) is not torch.Tensor:
         return make()
-    seats: list[Seat | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(seats, (socket.gethostname(), (room or free_memory_bytes)()))
-    turns = turns_of([seat for seat in seats if seat is not None], copy_bytes)
+    hosts: list[HostMemory | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, (socket.gethostname(), (room or free_memory_bytes)()))
+    turns = turns_of([host for host in hosts if host is not None], copy_bytes)
     made: list[Made] = []
     failed: Exception | None = None
     for turn in range(max(turns) + 1):
         if turns[dist.get_rank()] == turn:
             try:
                 made.append(make())
-            except Exception as error:  # the others wait for this rank
+            except Exception as error:  # raised later: other ranks wait for this one
                 failed = error
         dist.barrier()
     if failed is not None:
@@ -90,11 +89,12 @@ def in_turns(
     return made[0]
 
 
-def turns_of(seats: Sequence[Seat], copy_bytes: int) -> list[int]:
-    """The turn of each rank, from 0. Raises `ConfigError` where a host has no room for one copy."""
+def turns_of(hosts: Sequence[HostMemory], copy_bytes: int) -> list[int]:
+    """The turn of each rank, from 0. `hosts`: by rank. Raises `ConfigError` if a host has no room
+    for one copy."""
     room: dict[str, float] = {}
-    for host, seen in seats:
-        room[host] = min(seen, room.get(host, math.inf))
+    for host, free_bytes in hosts:
+        room[host] = min(free_bytes, room.get(host, math.inf))
     at_once = {host: int(SHARE * left / copy_bytes) for host, left in room.items()}
     for host, count in at_once.items():
         if not count:
@@ -103,17 +103,17 @@ def turns_of(seats: Sequence[Seat], copy_bytes: int) -> list[int]:
                 remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; or set the model to a decoder's shape, which is built shard by shard",
                 field="model",
             )
-    met: dict[str, int] = {}
+    ranks_before = dict.fromkeys(room, 0)
     turns = []
-    for host, _ in seats:
-        met[host] = met.get(host, 0) + 1
-        turns.append((met[host] - 1) // at_once[host])
+    for host, _ in hosts:
+        turns.append(ranks_before[host] // at_once[host])
+        ranks_before[host] += 1
     return turns
 
 
 @final
 class DecoderTask(Task):
-    """Next tokens of a token stream, by the decoder that ships."""
+    """Next-token prediction on a token stream, by the built-in decoder."""
 
     def __init__(
         self,
@@ -152,35 +152,35 @@ class DecoderTask(Task):
         return batch.split(size)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`. `output`: logits, or the loss of each token where the stage computes it."""
+        """See `Task`. `output`: logits, or with a chunked loss the loss of each token."""
         losses = output
         if self._config.loss != "chunked":
             losses = token_losses(output.flatten(0, 1), targets.flatten(), self._vocabulary)
         return losses.sum() / (len(targets) * counted_targets(self._seq_len, self._document_len))
 
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
-        """See `Task`. The stream is (b, s, h), as one rank holds it; there are logits of the token
-        ids of this rank."""
+        """See `Task`. Between stages: this rank's part of the hidden states (b, s, h). Output of
+        the last: logits of this rank's part of the vocabulary, or losses."""
         config, dtype = self._config, DTYPES[self._config.precision]
         seq_len = self._seq_len // config.cp
         stream_len = seq_len // config.tp if config.sequence_parallel else seq_len
         tokens_shape = (config.micro_batch_size, seq_len)
 
-        def made(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
-        stream = made(config.micro_batch_size, stream_len, self._hidden_size)
+        stream = empty(config.micro_batch_size, stream_len, self._hidden_size)
         tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
-        found: dict[int, tuple[Travelling, Travelling]] = {}
+        tensors: dict[int, tuple[Travelling, Travelling]] = {}
         for number, stage in stages.items():
             assert isinstance(stage, DecoderStage)
-            given = stream
+            output = stream
             if stage.is_last and stage.loss:
-                given = made(math.prod(tokens_shape), dtype=torch.float32)
+                output = empty(math.prod(tokens_shape), dtype=torch.float32)
             elif stage.is_last:
-                given = made(*tokens_shape, self._vocabulary.size)
-            found[number] = ((tokens,) if stage.is_first else (stream,), (given,))
-        return found
+                output = empty(*tokens_shape, self._vocabulary.size)
+            tensors[number] = ((tokens,) if stage.is_first else (stream,), (output,))
+        return tensors
 
     def fed(
         self, inputs: Tensor, targets: Tensor, *, is_first: bool, is_last: bool
@@ -196,7 +196,7 @@ class DecoderTask(Task):
 
 @final
 class OwnTask(Task):
-    """See above."""
+    """The task of a model built by user code."""
 
     def __init__(
         self,
@@ -211,19 +211,18 @@ class OwnTask(Task):
         self.share = 1.0 / (request.config.accumulation_steps * request.config.dp)
 
     def parallelize(self) -> ParallelModel:
-        """See `Task`. Where the host has no room for a copy of the model on each of its ranks, they
-        build it in turns."""
+        """See `Task`. Ranks build the model in turns if a host has no room for a copy per rank."""
         config = self._request.config
         tied_group = tied_embedding_group(config, self._mesh, self._context)
         copy_bytes = 4 * self._request.workload.model.num_parameters * config.virtual_stages
-        self._built, found = in_turns(
+        self._built, model = in_turns(
             functools.partial(self._make, tied_group), copy_bytes=copy_bytes
         )
         if self._built.input is not None:
             self._stream = None
         elif self._stream is None:
             self._stream = token_stream(self._request)
-        return found
+        return model
 
     def _make(self, tied_group: dist.ProcessGroup | None) -> tuple[BuiltModel, ParallelModel]:
         built = build_seeded(self._request)
@@ -232,11 +231,11 @@ class OwnTask(Task):
         )
 
     def batch(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        """Tokens and the next ones (rows, s); or what the builder's `input` makes, and no
+        """Tokens and next tokens, (rows, s); or the joined samples of the builder's `input`, and no
         targets."""
         if self._stream is not None:
             windows = self._stream.sequences(rows).to(self._context.device)
-            # as a data loader gives them
+            # contiguous, as from a data loader
             return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         samples = [self._sample(int(row)) for row in rows]
         return pytree.tree_map(_joined, samples[0], *samples[1:]), ()
@@ -260,8 +259,7 @@ class OwnTask(Task):
         return output.sum()
 
     def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
-        """See `Task`. Found by running the stages before on the meta device, one after the
-        other."""
+        """See `Task`. Shapes are found by running the stages on the meta device."""
         config = self._request.config
         dtype = DTYPES[config.precision]
         batch = self.batch(np.arange(config.micro_batch_size, dtype=np.int64))
@@ -275,29 +273,29 @@ class OwnTask(Task):
                 field="pp",
             )
         streams = self._streams(leaves, structure, max(stages))
-        found: dict[int, tuple[Travelling, Travelling]] = {}
+        tensors: dict[int, tuple[Travelling, Travelling]] = {}
         for number, stage in stages.items():
             assert isinstance(stage, OwnStage)
             stage.structure = structure
             taken = (
-                _stands_for(leaves[0]) if stage.is_first else _as_sent(streams[number - 1], dtype)
+                _meta_like(leaves[0]) if stage.is_first else _as_sent(streams[number - 1], dtype)
             )
-            given = torch.empty(1, device="meta", requires_grad=True)
-            found[number] = (
+            loss = torch.empty(1, device="meta", requires_grad=True)
+            tensors[number] = (
                 (taken,),
-                (given if stage.is_last else _as_sent(streams[number], dtype),),
+                (loss if stage.is_last else _as_sent(streams[number], dtype),),
             )
-        return found
+        return tensors
 
     def _streams(self, leaves: list[Tensor], structure: Any, last: int) -> list[Tensor]:
-        """What stages 0 to `last` give to the next one, on the meta device. Base models of
-        transformers give hidden states of their inputs' shape."""
+        """The outputs of stages 0 to `last` as meta tensors. For base models of transformers they
+        are hidden states (*shape of the input, width)."""
         config, model = self._request.config, self._built.model
         if takes_embeddings(self._built):
             width = model.config.get_text_config().hidden_size
             return [torch.empty((*leaves[0].shape, width), device="meta")] * (last + 1)
-        given, streams = _stands_for(leaves[0]), []
-        named = {f"leaf_{i}": _stands_for(leaf) for i, leaf in enumerate(leaves)}
+        given, streams = _meta_like(leaves[0]), []
+        named = {f"leaf_{i}": _meta_like(leaf) for i, leaf in enumerate(leaves)}
         whole = with_own_plans(build_without_memory(self._request.workload.model)).model
         if any(parameter.device.type != "meta" for parameter in whole.parameters()):
             whole = whole.to("meta")
@@ -315,7 +313,7 @@ class OwnTask(Task):
     def fed(
         self, inputs: Any, targets: Any, *, is_first: bool, is_last: bool
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
-        """See `Task`. Every stage may look at the inputs: modules read more than one."""
+        """See `Task`. Every stage gets all inputs as keywords, because any module may read them."""
         leaves = pytree.tree_leaves((inputs, targets))
         named = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
         return (leaves[0],) if is_first else (), named, leaves[0] if is_last else None
@@ -328,7 +326,7 @@ class OwnTask(Task):
                 made = self._built.input(1, self._request.workload.seq_len)
             except Exception as error:  # the user's code may raise anything
                 raise ConfigError(
-                    f"the builder's `input` raised {said(error)}",
+                    f"the builder's `input` raised {error_with_line(error)}",
                     remedy="correct the line",
                     field="model.input",
                 ) from error
@@ -344,21 +342,20 @@ class OwnTask(Task):
         )
 
 
-def _stands_for(tensor: Tensor) -> Tensor:
-    """A tensor without values of the same shape and dtype."""
+def _meta_like(tensor: Tensor) -> Tensor:
+    """A meta tensor of the same shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _as_sent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """What stands for a stream of that dtype; token ids and the like stay as they are."""
+    """A meta tensor of that dtype like the given one; tensors of integers are returned unchanged."""
     if not tensor.is_floating_point():
         return tensor
     return torch.empty(tensor.shape, dtype=dtype, device="meta", requires_grad=True)
 
 
 def build_seeded(request: TrialRequest) -> BuiltModel:
-    """The whole model with starting values that are the same on every rank: in host memory, on the
-    first device that torch names."""
+    """Builds the whole model in host memory, with the same initial values on every rank."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(request.seed)
         built = with_own_plans(build(request.workload.model))
@@ -367,8 +364,8 @@ def build_seeded(request: TrialRequest) -> BuiltModel:
 
 
 def _joined(*values: Any) -> Any:
-    """The samples of one input one behind the other; a value without an entry for each sample is
-    shared."""
+    """Concatenates an input's values for all samples; the first value if it is no tensor of one
+    sample."""
     first = values[0]
     if isinstance(first, Tensor) and first.ndim and len(first) == 1:
         return torch.cat(values)

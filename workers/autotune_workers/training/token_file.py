@@ -1,9 +1,9 @@
-"""The file that trials take their tokens from, and what is wrong with it. Without torch, so that a
-study is refused before anything is started.
+"""Reads and checks the file of training tokens. Does not import torch, so that a study with a bad
+file is refused before anything is started.
 
-A `.bin` file holds token ids as little-endian uint16, or uint32 where the vocabulary needs it; any
-other file is read as bytes (256 tokens). Without a file, the bundled text is used: Alice's
-Adventures in Wonderland (Lewis Carroll, 1865; public domain).
+A `.bin` file has token ids as little-endian uint16, or uint32 if the vocabulary needs it; any other
+file is read as bytes (256 tokens). Without a file, the bundled text is used: Alice's Adventures in
+Wonderland (Lewis Carroll, 1865; public domain).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from autotune.errors import RunnerError
 
-LOOKED_AT = 1 << 22
-"""ids that are compared with the vocabulary when a file is opened, in `RUNS` runs spread over it;
-all of a file that is not larger"""
+CHECKED_IDS = 1 << 22
+"""number of ids compared with the vocabulary when a file is opened; all ids of a smaller file"""
 RUNS = 64
+"""evenly spaced runs of ids that are checked in a larger file"""
 
 
 def token_file(data: str | None, *, seq_len: int, vocab_size: int) -> NDArray[Any]:
-    """The ids of the file, mapped and not read where it can be. Raises `RunnerError` when it cannot
-    be read, is too short, or is not of this vocabulary."""
+    """The token ids of the file, memory-mapped if it is a `.bin` file. Raises `RunnerError` if the
+    file cannot be read, has too few tokens, or ids beyond the vocabulary."""
     tokens = _read(data, vocab_size)
     if len(tokens) <= seq_len:
         raise RunnerError(
@@ -39,7 +39,7 @@ def token_file(data: str | None, *, seq_len: int, vocab_size: int) -> NDArray[An
 
 
 def beyond_vocabulary(data: str | None, largest: int, vocab_size: int) -> RunnerError:
-    """The refusal of a file whose largest id the model does not know."""
+    """The error for a file with token ids beyond the vocabulary."""
     return RunnerError(
         f"token ids must be below vocab_size={vocab_size}, but {_name(data)} has {largest}",
         remedy="plain bytes need a vocabulary of 256; otherwise tokenize the file for this model",
@@ -52,10 +52,10 @@ def _name(data: str | None) -> str:
 
 
 def _largest(tokens: NDArray[Any]) -> int:
-    """The largest of the ids that are looked at."""
-    if len(tokens) <= LOOKED_AT:
+    """The largest of the checked ids."""
+    if len(tokens) <= CHECKED_IDS:
         return int(tokens.max())
-    length = LOOKED_AT // RUNS
+    length = CHECKED_IDS // RUNS
     starts = np.linspace(0, len(tokens) - length, RUNS, dtype=np.int64)
     return max(int(tokens[start : start + length].max()) for start in starts)
 
@@ -77,8 +77,8 @@ def _read(data: str | None, vocab_size: int) -> NDArray[Any]:
 
 
 def _ids(path: Path, vocab_size: int) -> NDArray[Any]:
-    """The ids of a file of little-endian unsigned integers, two bytes each where the vocabulary
-    fits."""
+    """Maps a file of little-endian unsigned integers: two bytes each if the vocabulary fits,
+    otherwise four."""
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     if path.stat().st_size % dtype.itemsize:
         raise RunnerError(

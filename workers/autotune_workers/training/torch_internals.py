@@ -1,21 +1,20 @@
-"""Everything that this package uses of torch without a promise that it stays: the only module that
-names it.
+"""All private names of torch that this package uses.
 
-    distributed_c10d._world.pg_map              the process groups that this rank is in; no public call lists them
+    distributed_c10d._world.pg_map              the process groups of this rank; no public call lists them
     distributed_c10d._abort_process_group       ends collectives that wait for a lost peer; public only per backend
-    ProcessGroup._get_sequence_number_for_group collectives that a rank has begun in a group
+    ProcessGroup._get_sequence_number_for_group number of collectives that a rank has begun in a group
     DeviceMesh._flatten, DeviceMesh._unflatten  the mesh axes dp_cp, and expert_data with ep
-    tensor._utils.compute_local_shape_and_global_offset    which part of a weight a rank holds
+    tensor._utils.compute_local_shape_and_global_offset    which part of a weight a rank has
     tensor._redistribute, tensor._sharding_prop, tensor.debug._clear_sharding_prop_cache    DTensor's caches, see `forget_shardings`
-    torch._C._cuda_*Cublas*WorkspaceS*          the memory that cuBLAS keeps
-    torch._foreach_norm, torch._foreach_mul_    one kernel for many gradients, as torch's own optimizers use them
-    torch._dynamo.config                        whether a failed compilation is an error
-    torch.utils._pytree                         nested samples of a model of the user's
-    torch._functorch.config                     how much of the activations compiled layers keep
-    aten._scaled_dot_product_flash_attention*   attention with the log-sum-exps of its scores, which no public call gives
+    torch._C._cuda_*Cublas*WorkspaceS*          workspace memory of cuBLAS
+    torch._foreach_norm, torch._foreach_mul_    one kernel for many gradients, as in torch's optimizers
+    torch._dynamo.config                        makes a failed compilation an error
+    torch.utils._pytree                         nested samples of users' models
+    torch._functorch.config                     fraction of the activations that compiled layers save
+    aten._scaled_dot_product_flash_attention*   attention that also returns the log-sum-exps of its scores; no public call does
 
-`torch_version` bounds the releases. Importing this module under another one raises `RunnerError`,
-which names bound, version and remedy.
+`torch_version` bounds the releases. Importing this module with another release raises
+`RunnerError`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ __all__ = ["pytree"]
 
 
 def process_groups() -> list[dist.ProcessGroup]:
-    """Every process group that this rank is in, in the order in which they were made."""
+    """All process groups of this rank, in order of creation."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def collectives_begun(group: dist.ProcessGroup) -> int | None:
-    """Collectives that this rank has begun in the group; None where the backend does not count, or
-    the group is no more."""
+    """Number of collectives that this rank has begun in the group; None if the backend does not
+    count them or the group was destroyed."""
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
@@ -56,13 +55,12 @@ def collectives_begun(group: dist.ProcessGroup) -> int | None:
 
 
 def abort_process_group() -> None:
-    """Breaks off the collectives of the default process group; they raise in the thread that waits
-    for them."""
+    """Aborts the collectives of the default process group; they raise in the waiting thread."""
     dist.distributed_c10d._abort_process_group()
 
 
 def flatten_axes(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """The mesh with all its axes joined to one of this name."""
+    """The mesh with all its axes merged into one of this name."""
     return mesh._flatten(name)
 
 
@@ -76,16 +74,17 @@ def split_axis(
 def local_shape_and_offset(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape of this rank's part of a tensor of that shape, and where it begins."""
+    """Shape of this rank's part of a tensor of that global shape, and the global index of its first
+    element."""
     local_shape, offset = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
     return tuple(local_shape), tuple(offset)
 
 
 def forget_shardings() -> None:
-    """Empties DTensor's caches of how it cut and moved tensors.
+    """Empties DTensor's caches of sharding decisions and redistributions.
 
-    They are keyed by the shape of the mesh: a later mesh of the same shape would be given process
-    groups that have been destroyed.
+    They are keyed by the shape of the mesh, so a later mesh of the same shape would get destroyed
+    process groups.
     """
     _clear_sharding_prop_cache()
     for module in (_redistribute, _sharding_prop):
@@ -105,8 +104,8 @@ def scale_all(tensors: Sequence[Tensor | None], factor: float) -> None:
 
 
 def drop_cublas_workspaces(internals: Any = None) -> bool:
-    """Gives the workspaces of cuBLAS back to the allocator; False where this torch cannot. They are
-    made anew when they are needed. `internals`: what stands for torch._C."""
+    """Frees the workspaces of cuBLAS; returns False if this torch cannot. cuBLAS allocates them
+    again when needed. `internals`: replaces torch._C in tests."""
     drop = getattr(internals or torch._C, "_cuda_clearCublasWorkspaces", None)
     if drop is not None:
         drop()
@@ -114,8 +113,8 @@ def drop_cublas_workspaces(internals: Any = None) -> bool:
 
 
 def cublas_workspace_bytes(internals: Any = None) -> int:
-    """Bytes that cuBLAS and cublasLt allocate for one handle and stream. `internals`: what stands
-    for torch._C."""
+    """Bytes that cuBLAS and cublasLt allocate for one handle and stream. `internals`: replaces
+    torch._C in tests."""
     internals = internals or torch._C
     names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
     return sum(int(getattr(internals, name)()) for name in names if hasattr(internals, name))
@@ -123,11 +122,11 @@ def cublas_workspace_bytes(internals: Any = None) -> int:
 
 @contextlib.contextmanager
 def compile_or_fail(activation_budget: float = 1.0) -> Iterator[None]:
-    """Within the block, a layer that cannot be compiled, or would be compiled too often, raises. By
-    default torch runs it uncompiled.
+    """Within the block, a layer that cannot be compiled, or is recompiled too often, raises instead
+    of running uncompiled, which is torch's default.
 
-    `activation_budget`: share of the activations that compiled layers keep for the backward pass;
-    the rest is computed again there.
+    `activation_budget`: fraction of the activations that compiled layers save for the backward
+    pass; the rest is recomputed.
     """
     with (
         torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, suppress_errors=False),
@@ -137,8 +136,8 @@ def compile_or_fail(activation_budget: float = 1.0) -> Iterator[None]:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention of q, k and v (b, a, s, d) -> results (b, a, s, d) and log-sum-exps of the scores
-    (b, a, s) in fp32."""
+    """Attention of q, k and v (b, a, s, d). Returns its output (b, a, s, d) and the log-sum-exps of
+    the scores (b, a, s) in fp32."""
     if q.device.type == "cuda":
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)
     else:
@@ -151,8 +150,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[T
 def flash_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v (b, a, s, d), given that of the results. `out` and `lse` may be of
-    more keys than these."""
+    """Gradients of q, k and v (b, a, s, d). `grad`: of the output. `out` and `lse` may come from
+    attention over more keys than `k`."""
     if q.device.type == "cuda":
         no_dropout = torch.empty(2, dtype=torch.uint64, device=q.device)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -177,5 +176,5 @@ def flash_attention_backward(
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, causal
         )
-    of_q, of_k, of_v = grads
-    return of_q, of_k, of_v
+    grad_q, grad_k, grad_v = grads
+    return grad_q, grad_k, grad_v

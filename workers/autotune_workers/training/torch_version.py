@@ -1,8 +1,8 @@
-"""The torch releases that the native trainer runs on. It imports no torch itself.
+"""The torch releases that the native trainer supports. Does not import torch.
 
-The trainer uses a few names that torch does not promise to keep (`torch_internals` lists them).
-They are checked, by the tests of this package, with the releases from `OLDEST` up to, but not
-including, `FIRST_UNTESTED`; `pyproject.toml` states the same bound.
+The trainer uses private names of torch (`torch_internals` lists them), which are tested with the
+releases from `OLDEST` up to, but not including, `FIRST_UNTESTED`; `pyproject.toml` has the same
+bound.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from autotune.extras import install_command
 OLDEST = (2, 13)
 """major and minor number of the first release that works"""
 FIRST_UNTESTED = (2, 14)
-"""major and minor number of the first release that nobody has tried"""
+"""major and minor number of the first untested release"""
 
 
 def requirement() -> str:
-    """The bound as pip reads it."""
+    """The supported releases as a pip requirement."""
     return f"torch>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, FIRST_UNTESTED))}"
 
 
 def check_torch_version(installed: str | None = None) -> None:
-    """Raises `RunnerError` unless torch is installed in a release that works. `installed`: its
+    """Raises `RunnerError` unless a supported release of torch is installed. `installed`: its
     version; None: look it up."""
     if installed is None:
         try:

@@ -1,1 +1,1 @@
-"""What a rank says of itself: time, memory, its GPU, and how far it has come."""
+"""Measurements of a rank: time, memory, its GPU, and its progress."""

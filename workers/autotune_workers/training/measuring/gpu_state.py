@@ -1,12 +1,11 @@
-"""Clocks, temperature and throttling of a rank's GPU before and after a trial, as the driver tells
-(NVML). A throttled trial measures the cooling.
+"""Clocks, temperature and throttling of a rank's GPU before and after a trial, from the driver
+(NVML). The speed of a throttled trial depends on the cooling.
 
-    sm_clock_mhz, temperature_c           when the steps end, and with `_before` when they begin
-    throttled_share                      of the time between them in which heat held the clocks down, by NVML's violation counter
-    throttled                             1 when it was more than `THROTTLED_SHARE`, or when heat or the power brake holds the clocks down at the end
+    sm_clock_mhz, temperature_c           at the end of the steps, and with `_before` at their beginning
+    throttled_share                      share of the time between with clocks lowered by heat, from NVML's violation counter
+    throttled                             1 if that share is above `THROTTLED_SHARE`, or heat or the power brake lowers the clocks at the end
 
-A GPU at its power limit runs at lower clocks than its highest: that is how it is meant to run under
-load, and does not count.
+A GPU at its power limit runs below its maximum clock. That is normal under load and does not count.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any, final
 import torch
 
 THROTTLED_SHARE = 0.01
+"""share of throttled time above which a trial counts as throttled"""
 _REASONS = 0x8 | 0x20 | 0x40 | 0x80
 """nvmlClocksEventReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
 (nvml.h)"""
@@ -31,17 +31,18 @@ WORST: Mapping[str, Callable[[Iterable[int]], int]] = {
     "throttled_share": max,
     "throttled": max,
 }
-"""which of all ranks' readings is that of the trial: collectives wait for the slowest GPU"""
+"""how readings of all ranks are combined to that of the trial: collectives wait for the slowest
+GPU"""
 
 
 @final
 class GpuState:
-    """The readings of one GPU. Each is left out where the driver does not tell."""
+    """Readings of one GPU. Readings that the driver does not provide are missing."""
 
     def __init__(
         self, nvml: Any, handle: Any, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`nvml`: the module pynvml, or what stands for it; None without NVML."""
+        """`nvml`: the module pynvml, or a substitute; None without NVML."""
         self._nvml, self._handle, self._clock = nvml, handle, clock
         self._before: dict[str, float] = {}
         self._violation_s: float | None = None
@@ -49,65 +50,63 @@ class GpuState:
 
     @classmethod
     def of(cls, device: torch.device) -> GpuState:
-        """Of a GPU of torch's; without readings on a CPU and without NVML."""
+        """The state of a torch device; without readings on a CPU or without NVML."""
         return cls(*nvml_handle(device))
 
     def start(self) -> None:
-        """The steps begin."""
+        """Take the readings at the beginning of the steps."""
         self._before = self._readings()
         self._violation_s, self._began_s = self._violation(), self._clock()
 
     def readings(self) -> dict[str, float]:
-        """The steps have ended."""
-        found = self._readings() | {f"{name}_before": value for name, value in self._before.items()}
+        """All readings, at the end of the steps."""
+        readings = self._readings() | {
+            f"{name}_before": value for name, value in self._before.items()
+        }
         violation_s, elapsed_s = self._violation(), self._clock() - self._began_s
         if violation_s is not None and self._violation_s is not None and elapsed_s > 0:
-            found["throttled_share"] = min(
+            readings["throttled_share"] = min(
                 1.0, max(0.0, violation_s - self._violation_s) / elapsed_s
             )
-        held_down = self._held_down()
-        if held_down is not None or "throttled_share" in found:
-            found["throttled"] = float(
-                bool(held_down) or found.get("throttled_share", 0.0) > THROTTLED_SHARE
+        held_down = self._is_throttled()
+        if held_down is not None or "throttled_share" in readings:
+            readings["throttled"] = float(
+                bool(held_down) or readings.get("throttled_share", 0.0) > THROTTLED_SHARE
             )
-        return found
+        return readings
 
     def as_integers(self) -> list[int]:
-        """`readings` for a collective: thousandths, one for each name of `WORST`; -1 for what is
-        not known."""
-        found = self.readings()
-        return [round(1e3 * found[name]) if name in found else -1 for name in WORST]
+        """`readings` as integers for a collective: thousandths, one for each name in `WORST`; -1 if
+        unknown."""
+        readings = self.readings()
+        return [round(1e3 * readings[name]) if name in readings else -1 for name in WORST]
 
     def _readings(self) -> dict[str, float]:
-        nvml, found = self._nvml, dict[str, float]()
+        nvml, readings = self._nvml, dict[str, float]()
         if nvml is None:
-            return found
-        # NVML's errors are made at run time; a reading is never worth a trial
+            return readings
+        # NVML creates its error classes at run time; a missing reading must not end the trial
         with contextlib.suppress(Exception):
-            found["sm_clock_mhz"] = float(
+            readings["sm_clock_mhz"] = float(
                 nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
             )
         with contextlib.suppress(Exception):
-            found["temperature_c"] = float(
+            readings["temperature_c"] = float(
                 nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)
             )
-        return found
+        return readings
 
     def _violation(self) -> float | None:
-        """Seconds for which heat has held the clocks down since the driver was loaded."""
+        """Seconds with clocks lowered by heat since the driver was loaded; None if unknown."""
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 policy = self._nvml.NVML_PERF_POLICY_THERMAL
-                return (
-                    float(
-                        self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy).violationTime
-                    )
-                    / 1e9
-                )
+                status = self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy)
+                return float(status.violationTime) / 1e9
         return None
 
-    def _held_down(self) -> bool | None:
-        """Whether heat or the power brake holds the clocks down now."""
+    def _is_throttled(self) -> bool | None:
+        """Whether heat or the power brake lowers the clocks now; None if unknown."""
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 return bool(
@@ -117,15 +116,15 @@ class GpuState:
 
 
 def worst_of(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
-    """The readings of a trial from all ranks' `as_integers`; what a rank does not know is left
-    out."""
+    """The readings of a trial from `as_integers` of all ranks, without those that a rank does not
+    know."""
     columns = zip(WORST.items(), zip(*ranks, strict=True), strict=True)
     return {name: worst(values) / 1e3 for (name, worst), values in columns if min(values) >= 0}
 
 
 def nvml_handle(device: torch.device) -> tuple[Any, Any]:
-    """pynvml and its handle of a GPU of torch's; (None, None) on a CPU, and where NVML is not
-    installed or does not know the GPU."""
+    """The module pynvml and its handle of a torch device; (None, None) on a CPU, without NVML, or if
+    NVML does not know the GPU."""
     if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
         return None, None
     import pynvml

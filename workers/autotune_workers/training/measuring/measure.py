@@ -1,23 +1,22 @@
-"""What a rank can say of itself: synchronized time, the peak memory of this trial alone, and the
-mean power of its steps.
+"""Measurements of a rank: the peak memory of this trial alone, the mean power of its steps, and
+readings of the device.
 
-On a GPU the peak is the allocator's (bytes allocated; bytes reserved are reported too). On a CPU it
-is the rise of the resident set: its high-water mark since the trial began, which Linux lets a
-process reset, less what was resident at the beginning, after freed memory was given back to the
-system, and less the pages of files that came in meanwhile: program code that a fresh rank runs for
-the first time (some 30 MiB), or token files. So neither torch itself nor an earlier trial counts.
-Where the mark cannot be reset, the peak is unknown and is reported as such.
+On a GPU, the peak is the allocator's (allocated bytes; reserved bytes are reported too). On a CPU,
+it is the growth of the resident set: its high-water mark, which Linux allows to reset, minus the
+resident memory at the beginning of the trial, after freed memory was returned to the system, and
+minus the file pages loaded since: program code that a new rank runs for the first time (about 30
+MiB), and token files. So neither torch itself nor an earlier trial counts. If the mark cannot be
+reset, the peak is unknown (None).
 
-What torch's GPU allocator says beside the peak: what it kept in reserve, how often it had to begin
-anew, how it was set, and what a trial left behind.
+Further readings of torch's GPU allocator:
 
-    reserved    bytes that the allocator took from the driver: no one else can use them, so they count against the GPU's memory
-    retries     allocations that failed at first, and went well after cached memory had been given back: each stops the device
-    left        bytes that are still allocated after a trial, less the workspaces of cuBLAS
+    reserved    bytes that the allocator took from the driver; nobody else can use them, so they count against the GPU's memory
+    retries     allocations that succeeded only after cached memory was freed; each one stops the device
+    left        bytes still allocated after a trial, without the workspaces of cuBLAS
 
-cuBLAS allocates a workspace for each of its handles and streams when it is first used, and keeps
-it: 32 MiB on Hopper, about 8 MiB on older GPUs (https://docs.nvidia.com/cuda/cublas,
-cublasSetWorkspace), and torch one more for cublasLt. They are no leak.
+cuBLAS allocates a workspace for each handle and stream at its first use, and keeps it: 32 MiB on
+Hopper, about 8 MiB on older GPUs (https://docs.nvidia.com/cuda/cublas, cublasSetWorkspace). torch
+allocates another one for cublasLt. These are not leaks.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PeakMemory:
         self._files_before = 0
 
     def start(self) -> None:
-        """Forgets all earlier peaks."""
+        """Begin to measure, without earlier peaks."""
         release(self._device)
         if self._gpu is not None:
             self._gpu.start()
@@ -56,7 +55,7 @@ class PeakMemory:
             self._files_before = status_bytes("RssFile") or 0
 
     def bytes(self) -> int | None:
-        """Bytes at the peak; None where this system cannot tell."""
+        """Peak in bytes; None if unknown on this system."""
         if self._gpu is not None:
             return self._gpu.peak_bytes()
         peak = status_bytes("VmHWM")
@@ -66,22 +65,22 @@ class PeakMemory:
         return max(0, peak - self._before - files)
 
     def reserved_bytes(self) -> int | None:
-        """Bytes that the GPU allocator held at its peak; None on a CPU."""
+        """Peak of the GPU allocator's reserved bytes; None on a CPU."""
         return None if self._gpu is None else self._gpu.reserved_bytes()
 
     def retries(self) -> int:
-        """Allocations of the GPU allocator that had to be tried again."""
+        """Number of the GPU allocator's retries; 0 on a CPU."""
         return 0 if self._gpu is None else self._gpu.retries()
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def release(device: torch.device) -> None:
-    """Gives memory that nobody uses back to the system."""
+    """Return unused memory to the system."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -89,31 +88,31 @@ def release(device: torch.device) -> None:
 
 
 class MeanPower:
-    """Mean power of a device since `start`, by its energy counter."""
+    """Mean power of a device since `start`, from its energy counter."""
 
     def __init__(
         self,
         read_joules: Callable[[], float | None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`read_joules`: energy that the device has used since any moment; None where that is not
-        known."""
+        """`read_joules`: returns the energy that the device has used since some fixed time, or None
+        if unknown."""
         self._read, self._clock = read_joules, clock
         self._joules: float | None = None
         self._began_s = 0.0
 
     @classmethod
     def of(cls, device: torch.device) -> MeanPower:
-        """Of a GPU, where NVML is installed and counts its energy (Volta and later); unknown for a
-        CPU, whose counters are not one rank's."""
+        """The power of a GPU, if NVML is installed and counts its energy (Volta and later). Unknown
+        for a CPU, whose counters include other ranks."""
         return cls(_energy_counter(device) or (lambda: None))
 
     def start(self) -> None:
-        """Forgets what was used so far."""
+        """Begin to measure."""
         self._joules, self._began_s = self._read(), self._clock()
 
     def watts(self) -> float | None:
-        """Mean since `start`; None where it is not known."""
+        """Mean power since `start`, watts; None if unknown."""
         now, elapsed_s = self._read(), self._clock() - self._began_s
         if now is None or self._joules is None or elapsed_s <= 0 or now < self._joules:
             return None
@@ -121,12 +120,11 @@ class MeanPower:
 
 
 def device_readings(device: torch.device) -> dict[str, float]:
-    """What NVML says of the last moments: shares of time in which any kernel ran (`sm`) and any
-    memory was read or written (`memory_bandwidth`).
+    """NVML's current utilization: shares of time in which a kernel ran (`sm`), and in which memory
+    was accessed (`memory_bandwidth`).
 
-    Neither says how much of the SMs or of the bandwidth was used. Empty on a CPU, where NVML is not
-    installed, and where the GPU does not tell (a slice of a GPU does not): a reading is never worth
-    a trial.
+    They do not show how many SMs or how much of the bandwidth were used. Empty on a CPU, without
+    NVML, and if the GPU does not provide them (as MIG slices).
     """
     if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
         return {}
@@ -136,7 +134,7 @@ def device_readings(device: torch.device) -> dict[str, float]:
             "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
         }
     except Exception:
-        # NVML's errors are made at run time and have no common base that can be named here
+        # NVML creates its error classes at run time; a missing reading must not end the trial
         return {}
 
 
@@ -163,9 +161,9 @@ def _reset_high_water() -> bool:
 
 
 LEAK_BYTES = 64 << 20
-"""a finished trial may leave this much allocated beside workspaces"""
+"""bytes that may remain allocated after a trial, besides workspaces"""
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""variables that set the allocator; the first is the newer name"""
+"""variables that configure the allocator; the first is the newer name"""
 
 
 @final
@@ -173,31 +171,30 @@ class GpuAllocator:
     """The allocator of one GPU."""
 
     def __init__(self, device: Any, cuda: Any = torch.cuda, internals: Any = None) -> None:
-        """`cuda`, `internals`: what stands for the module torch.cuda and for torch's own one; None:
-        that one."""
+        """`cuda`, `internals`: substitutes for torch.cuda and torch._C in tests."""
         self._device, self._cuda, self._internals = device, cuda, internals
         self._retries_before = 0
 
     def start(self) -> None:
-        """A trial begins: forgets all earlier peaks."""
+        """Reset peaks and counters at the beginning of a trial."""
         self._cuda.reset_peak_memory_stats(self._device)
         self._retries_before = self._retries()
 
     def peak_bytes(self) -> int:
-        """Bytes allocated at the peak since `start`."""
+        """Peak of allocated bytes since `start`."""
         return int(self._cuda.max_memory_allocated(self._device))
 
     def reserved_bytes(self) -> int:
-        """Bytes reserved at the peak since `start`."""
+        """Peak of reserved bytes since `start`."""
         return int(self._cuda.max_memory_reserved(self._device))
 
     def retries(self) -> int:
-        """Allocations since `start` that had to be tried again."""
+        """Number of retries since `start`."""
         return self._retries() - self._retries_before
 
     def leaks(self) -> bool:
-        """Whether a finished trial left more than a rank that goes on may hold. Workspaces are
-        given back first; where torch cannot, as much as they take is expected to be there."""
+        """Whether more than `LEAK_BYTES` remain allocated after a trial. cuBLAS workspaces are freed
+        first; if torch cannot do that, their size is added to the limit."""
         dropped = drop_cublas_workspaces(self._internals)
         expected = 0 if dropped else cublas_workspace_bytes(self._internals)
         return int(self._cuda.memory_allocated(self._device)) > LEAK_BYTES + expected
@@ -207,6 +204,6 @@ class GpuAllocator:
 
 
 def allocator_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """How the allocator of GPU memory was set by a variable, `expandable_segments:True` for
-    instance; empty for torch's defaults."""
+    """The GPU allocator's settings from the environment, such as `expandable_segments:True`; empty
+    for torch's defaults."""
     return next((environment[name] for name in SETTINGS if environment.get(name)), "")

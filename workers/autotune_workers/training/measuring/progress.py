@@ -1,12 +1,11 @@
-"""How far a rank has come in a trial: what tells, when a gang hangs, which rank keeps the others
-waiting.
+"""Progress of a rank in a trial. If a gang hangs, it shows which rank the others wait for.
 
-    micro_batch    forward passes of micro-batches that it has begun, through each of its pipeline stages
-    collectives    collectives that it has begun in each process group, by the group's name
+    micro_batch    number of forward passes of micro-batches begun, through each of its pipeline stages
+    collectives    number of collectives begun in each process group, by the group's name
 
-Counts of one group are comparable between its ranks, because every rank of a group begins the same
-collectives in the same order: a rank with a lower count has not come to the collective in which the
-others wait. Pipeline groups are left out: their ranks send and receive as their stage demands. The
+Counts of the same group are comparable between ranks, because all ranks of a group begin the same
+collectives in the same order: a rank with a lower count has not reached the collective in which the
+others wait. Pipeline groups are excluded, because their ranks send and receive differently. The
 training thread counts; the heartbeat's thread reads.
 """
 
@@ -18,18 +17,18 @@ from typing import Any, final
 
 @final
 class Progress:
-    """Of one rank in one trial."""
+    """The progress of one rank in one trial."""
 
     def __init__(self) -> None:
         self._micro_batch = 0
         self._groups: list[Any] = []
 
     def watch(self, groups: Iterable[Any]) -> None:
-        """The process groups of this rank whose collectives count."""
+        """Set the process groups whose collectives are counted."""
         self._groups = list(groups)
 
     def begin_micro_batch(self, *_: object) -> None:
-        """A forward pass begins. Takes what a forward hook is given."""
+        """Count a forward pass. Accepts the arguments of a forward hook."""
         self._micro_batch += 1
 
     def told(self) -> dict[str, Any]:

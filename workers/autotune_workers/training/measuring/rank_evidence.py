@@ -1,5 +1,5 @@
-"""What each rank of the native trainer says of its steps, for a diagnosis: the probe's phases and
-watch, in a process of our own, told by one collective at the end."""
+"""Collects a diagnosis's evidence from the ranks of the native trainer: the probe's phases and watch
+run inside each rank, and one collective at the end gathers their reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune_workers.training.parallel.mesh import RankContext
 
 @final
 class RankEvidence:
-    """The reports of this rank."""
+    """The phases and reports of this rank."""
 
     def __init__(self, phases: Phases, context: RankContext) -> None:
         self._phases, self._context = phases, context
@@ -34,7 +34,7 @@ class RankEvidence:
         self._watch.start()
 
     def send(self, kind: str, **values: Any) -> None:
-        """The watch tells something."""
+        """Receive a report of the watch; the first and the last one are kept."""
         if kind == "watch":
             self._watched = [
                 *self._watched[:1],
@@ -43,7 +43,7 @@ class RankEvidence:
 
     @contextmanager
     def step(self, *, tokens: int) -> Iterator[None]:
-        """A step; `tokens`: or sequences of this rank."""
+        """Context manager of a step. `tokens`: tokens or sequences of this rank."""
         self._phases.take()
         began_s = time.monotonic()
         yield
@@ -60,20 +60,20 @@ class RankEvidence:
         del self._steps[:-MOST_STEPS]
 
     def loading(self) -> Phase:
-        """This rank takes its batch."""
+        """Context manager of loading the batch."""
         return Phase(self._phases, DATA)
 
     def waiting(self) -> Phase:
-        """It waits for the others."""
+        """Context manager of waiting for other ranks."""
         return Phase(self._phases, COLLECTIVE)
 
     def end(self) -> None:
-        """Looks no more."""
+        """Stop the watch."""
         self._watch.end()
         self._phases.close()
 
     def of_all(self, request: TrialRequest, step_times_s: tuple[float, ...]) -> Mapping[str, Any]:
-        """The evidence of all ranks as plain values; collective."""
+        """The evidence of all ranks as plain values; empty without any. Collective."""
         self.end()
         mine = [{"kind": "step", "rank": self._context.rank, "steps": self._steps}, *self._watched]
         everyone: list[Any] = [None] * self._context.world_size
@@ -86,15 +86,14 @@ class RankEvidence:
             "parameters": int(request.workload.model.num_parameters),
             "device": self._context.device.type,
         }
-        reports = [report for told in everyone for report in told] + [
-            {"kind": "facts", "rank": 0, **facts}
-        ]
-        found = evidence_of(reports, step_times_s=step_times_s)
-        return found.shortened().to_dict() if found is not None else {}
+        reports = [report for of_rank in everyone for report in of_rank]
+        reports.append({"kind": "facts", "rank": 0, **facts})
+        evidence = evidence_of(reports, step_times_s=step_times_s)
+        return evidence.shortened().to_dict() if evidence is not None else {}
 
 
 def _wrappers(config: ParallelConfig) -> list[str]:
-    """What wraps the model, as the probe names it."""
+    """The probe's names of the model's wrappers."""
     if config.zero_stage >= 3:
         return ["FSDP2"]
     return ["DDP"] if config.dp > 1 else []

@@ -1,1 +1,1 @@
-"""What is trained: the decoder that ships, its loss, and stages of models that code builds."""
+"""The models: the bundled decoder, its loss, and stages of models built by code."""

@@ -1,22 +1,21 @@
-"""The decoder that trials train: GPT-2 style or Llama style by `ModelSpec.gated_mlp`, cut into
-pipeline stages.
+"""The bundled decoder: GPT-2 style or Llama style, depending on `ModelSpec.gated_mlp`, as pipeline
+stages.
 
     b sequences of a micro-batch    s positions on this rank    h hidden_size    a, k query and key-value heads on this rank    d head_dim
 
-Weights are kept in fp32 (or in the dtype that FSDP hands out) and cast where they are used: the
-residual stream decides the compute dtype, norms and loss work in fp32. There is no dropout: two
-configs differ only by rounding. See `initialization` for the starting values.
+Weights are stored in fp32 (or the dtype that FSDP provides) and cast when they are used: the
+residual stream has the compute dtype, norms and loss are computed in fp32. There is no dropout, so
+that two configs differ only by rounding. `initialization` has the initial values.
 
-Attention with grouped queries by a kernel whose memory grows with the sequence, never with its
-square.
+Attention uses a kernel whose memory is linear in the sequence length, also with grouped queries:
 
-    q (b, a, s, d)   k, v (b, k, s, d)   a heads of queries, k of keys, a / k queries to each
+    q (b, a, s, d)   k, v (b, k, s, d)   a query heads, k key-value heads, a / k queries per key
 
-On a GPU, torch gives grouped queries to the flash kernel or, where that does not take the tensors,
-to plain matrix products, which keep scores of (b, a, s, s). Flash takes 16-bit tensors on GPUs of
-compute capability 8.0 and later (torch.nn.functional.scaled_dot_product_attention). For all others
-keys and values are repeated for their queries, and the memory-efficient kernel takes them (Rabe and
-Staats 2021, arXiv:2112.05682).
+On a GPU, torch runs grouped queries with the flash kernel, or if that does not support the tensors,
+with plain matrix products that store scores of (b, a, s, s). Flash supports 16-bit tensors on GPUs
+with compute capability 8.0 or higher (torch.nn.functional.scaled_dot_product_attention). For all
+others, keys and values are repeated for their queries, and the memory-efficient kernel is used
+(Rabe and Staats 2021, arXiv:2112.05682).
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from torch import Tensor, nn
 from autotune.spec import ModelSpec
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Causal attention of q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""
+"""causal attention: q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)"""
 TIED = "embed.weight"
-"""the weight that input embedding and output projection share, where they do"""
+"""name of the weight that a tied embedding shares with the output projection"""
 Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
-"""Output projection, its input (b, s, h) and targets (b, s) -> the loss of each token (b * s,)."""
+"""output projection, its input (b, s, h) and targets (b, s) -> loss of each token (b * s,)"""
 
 
 class Linear(nn.Linear):
-    """A projection whose weights follow the dtype of what flows through."""
+    """A projection whose weights are cast to the dtype of its input."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.adapters: nn.Module | None = None
-        """what is trained beside frozen weights: (..., in) -> (..., out), added to the result"""
+        """low-rank adapters (..., in) -> (..., out), whose output is added to the result"""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -74,7 +73,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Positions(nn.Module):
-    """Learnt position embeddings, added to the residual stream."""
+    """Learned position embeddings."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class Attention(nn.Module):
         self.wo = Linear(spec.num_attention_heads * spec.head_dim, spec.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-        """(b, s, h) -> (b, s, h); `cos` and `sin` (s, d) turn queries and keys in the Llama
+        """(b, s, h) -> (b, s, h). `cos` and `sin` (s, d) rotate queries and keys in the Llama
         style."""
         q, k, v = (self._heads(w(x)) for w in (self.wq, self.wk, self.wv))
         if cos is not None and sin is not None:
@@ -114,7 +113,7 @@ class Attention(nn.Module):
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """cos and sin (s, d) of rotary position embeddings (Su et al. 2021, arXiv:2104.09864, eq. 34),
-    halves layout."""
+    for pairs (i, i + d / 2)."""
     half = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
     angle = positions.float()[:, None] * base ** (-half / head_dim)
     angle = torch.cat((angle, angle), dim=-1)
@@ -122,13 +121,13 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Ten
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair of (..., s, d) by its position's angle."""
+    """Rotate each pair of (..., s, d) by the angle of its position."""
     low, high = x.float().chunk(2, dim=-1)
     return (x.float() * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
 class Activation(nn.Module):
-    """GELU, or SiLU of a gate: what lies between the matrices of an MLP."""
+    """The activation function of an MLP: GELU, or SiLU of a gate times the input."""
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         """(..., f) -> (..., f)."""
@@ -175,8 +174,8 @@ class Block(nn.Module):
 
 
 class DecoderStage(nn.Module):
-    """The layers [first, last) of the model (there may be none), with the embedding in front and
-    the output behind where they belong here."""
+    """A pipeline stage: a range of layers, which may be empty, with the embedding before them on the
+    first stage and the output projection after them on the last."""
 
     def __init__(
         self,
@@ -188,7 +187,8 @@ class DecoderStage(nn.Module):
         dtype: torch.dtype,
         experts: Callable[[], nn.Module] | None = None,
     ) -> None:
-        """`is_first`: it holds the embedding; `is_last`: it holds the output projection."""
+        """`is_first`: whether it has the embedding; `is_last`: whether it has the output projection;
+        `experts`: creates the experts of a layer; None for a dense model."""
         super().__init__()
         self.spec = spec
         self.dtype = dtype
@@ -198,8 +198,8 @@ class DecoderStage(nn.Module):
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
         self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size) if self.is_first else None
-        learnt = self.is_first and bool(spec.max_positions)
-        self.positions = Positions(spec.max_positions, spec.hidden_size) if learnt else None
+        has_positions = self.is_first and bool(spec.max_positions)
+        self.positions = Positions(spec.max_positions, spec.hidden_size) if has_positions else None
         self.layers = nn.ModuleDict({str(i): Block(spec, experts) for i in layers})
         self.norm: nn.Module | None = None
         self.output: Linear | None = None
@@ -209,24 +209,24 @@ class DecoderStage(nn.Module):
             self.tie()
 
     def tie(self) -> None:
-        """Shares the embedding's weight with the output where the model says so and both are
-        here."""
+        """Share the embedding's weight with the output projection, if the model ties them and both
+        are on this stage."""
         if self.spec.tied_embeddings and self.embed is not None and self.output is not None:
             self.output.weight = self.embed.weight
 
     def place(self, attention_positions: Tensor, stream_positions: Tensor) -> None:
-        """Tells which positions of the sequence attention sees here, and which the residual stream
-        holds (fewer under sequence parallel)."""
+        """Set the positions that attention works on, and those of the residual stream, which are
+        fewer with sequence parallelism."""
         self.position_ids = stream_positions
         if self.spec.gated_mlp:
             self.cos, self.sin = rotary(attention_positions, self.spec.head_dim)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Tokens (b, s) or hidden states (b, s, h) -> hidden states; of the last stage logits (b,
-        s, V).
+        """Tokens (b, s) or hidden states (b, s, h) -> hidden states; on the last stage logits (b, s,
+        V).
 
-        A last stage that has a `loss` of its own takes the targets (b, s) and gives the loss of
-        each token, (b * s,), instead of logits.
+        With targets (b, s), a last stage that has a `loss` returns the loss of each token, (b *
+        s,), instead of logits.
         """
         if self.embed is not None:
             x = self.embed(x).to(self.dtype)
@@ -236,19 +236,17 @@ class DecoderStage(nn.Module):
             x = block(x, self.cos, self.sin)
         if self.norm is not None and self.output is not None:
             x = self.norm(x)
-            return (
-                self.output(x)
-                if self.loss is None or targets is None
-                else self.loss(self.output, x, targets)
-            )
+            if self.loss is None or targets is None:
+                return self.output(x)
+            return self.loss(self.output, x, targets)
         return x
 
 
 def split_layers(num_layers: int, num_stages: int, *, by_edges: bool = False) -> list[range]:
-    """Layers of each stage, in sizes that differ by at most one; the longer stages come first.
+    """Layers of each stage. The numbers of layers differ by at most one; longer stages come first.
 
-    `by_edges`: embedding and loss count as one layer each, and what is left over goes to the stages
-    that hold neither before the first one.
+    `by_edges`: embedding and loss count as one layer each, and remaining layers go to stages without
+    either before the first stage.
     """
     units, edge = (num_layers + 2, 1) if by_edges else (num_layers, 0)
     size, longer = divmod(units, num_stages)
@@ -267,23 +265,24 @@ def split_layers(num_layers: int, num_stages: int, *, by_edges: bool = False) ->
 
 
 def global_names(stage: DecoderStage) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter with its name in the whole model; tied weights go by the embedding's name
-    wherever they are."""
+    """Yield each parameter with its name in the whole model. Tied weights have the embedding's
+    name."""
     for name, parameter in stage.named_parameters():
         tied = name == "output.weight" and stage.spec.tied_embeddings
         yield TIED if tied else name, parameter
 
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
+"""dtypes that the flash kernel supports"""
 FLASH_CAPABILITY = (8, 0)
+"""minimum compute capability for the flash kernel"""
 FLASH_HEAD_DIM = 256
-"""the largest that the flash kernel takes"""
+"""maximum head_dim of the flash kernel"""
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None) -> Tensor:
-    """Attention -> (b, a, s, d): causal, or under `mask`, by whichever kernel torch finds best
-    here."""
-    if q.shape[1] != k.shape[1] and not _takes_groups(q):
+    """Attention -> (b, a, s, d), causal or with `mask`, by the kernel that torch selects."""
+    if q.shape[1] != k.shape[1] and not _supports_groups(q):
         k, v = expanded(k, q), expanded(v, q)
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
@@ -292,12 +291,12 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None) -> Ten
 
 
 def expanded(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values (b, k, c, d) with one head for each of the queries, (b, a, c, d)."""
+    """Repeat the heads of keys or values (b, k, c, d) for all query heads -> (b, a, c, d)."""
     return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def _takes_groups(q: Tensor) -> bool:
-    """Whether a kernel of linear memory takes grouped queries of this kind."""
+def _supports_groups(q: Tensor) -> bool:
+    """Whether a kernel with linear memory supports grouped queries for this tensor."""
     if q.device.type != "cuda":
         return True
     fits = q.dtype in FLASH_DTYPES and q.shape[-1] <= FLASH_HEAD_DIM

@@ -1,7 +1,7 @@
-"""Starting values of the weights: the same numbers however the model is divided over ranks.
+"""Initial values of the weights, which do not depend on how the model is divided over ranks.
 
-Every weight is drawn from a generator of its own, seeded by (seed, its name in the whole model). A
-rank draws the whole weight and keeps its part.
+Each weight is drawn from a separate generator, seeded by (seed, its name in the whole model). A rank
+draws the whole weight and keeps its part.
 """
 
 from __future__ import annotations
@@ -21,28 +21,21 @@ from autotune_workers.training.parallel.tensor_parallel import local_part
 def initial_value(
     name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device
 ) -> Tensor:
-    """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2
-    L) (Radford et al. 2019, section 2.3).
+    """The initial value of a whole weight: N(0, 0.02^2), for residual projections scaled by
+    1/sqrt(2 L) (Radford et al. 2019, section 2.3).
 
-    Of low-rank adapters (r, in) and (out, r): N(0, 1 / in) and 0 (Hu et al. 2021, section 4.1).
+    Low-rank adapters (r, in) and (out, r) have N(0, 1 / in) and 0 (Hu et al. 2021, section 4.1).
     """
     kind = name.rsplit(".", 1)[-1]
-    if "norm" in name:
-        return (
-            torch.ones(shape, device=device)
-            if kind == "weight"
-            else torch.zeros(shape, device=device)
-        )
-    if kind == "bias" or name.endswith("adapters.b"):
+    if "norm" in name and kind == "weight":
+        return torch.ones(shape, device=device)
+    if "norm" in name or kind == "bias" or name.endswith("adapters.b"):
         return torch.zeros(shape, device=device)
+    scale = 0.02
     if name.endswith("adapters.a"):
         scale = shape[1] ** -0.5
-    else:
-        scale = (
-            0.02 / math.sqrt(2 * spec.num_layers)
-            if name.endswith(("wo.weight", "down.weight"))
-            else 0.02
-        )
+    elif name.endswith(("wo.weight", "down.weight")):
+        scale /= math.sqrt(2 * spec.num_layers)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest))
     return torch.randn(shape, generator=generator, device=device).mul_(scale)
@@ -56,8 +49,8 @@ def materialize(
     seed: int,
     device: torch.device,
 ) -> None:
-    """Gives the module's weights on the meta device their memory and starting values. `names`: of
-    each weight in the whole model."""
+    """Allocate the module's weights that are on the meta device, with their initial values. `names`:
+    each weight's name in the whole model."""
     for inner in module.modules():
         for key, parameter in inner.named_parameters(recurse=False):
             if parameter.device.type != "meta":

@@ -1,13 +1,13 @@
-"""The cross entropy of each token, from whole logits or chunk by chunk, on a vocabulary that may be
-cut over tensor-parallel ranks.
+"""The cross entropy of each token, from whole logits or chunk by chunk, with a vocabulary that may
+be split over tensor-parallel ranks.
 
     n tokens of a micro-batch    h hidden_size    V' token ids whose logits this rank computes (V / tp)    z log-normalizer of a token, (n,)
 
-`full` makes all logits at once. `chunked` makes the logits of one chunk of tokens at a time,
-forward and again backward, and keeps only z for each token (Wijmans et al. 2024, arXiv:2411.09009,
-section 4, without the fused kernel): one more product of the output projection, and 1 / `CHUNKS` of
-the logits in memory. The cut over the vocabulary is that of Shoeybi et al. 2019 (arXiv:1909.08053),
-section 3.
+`full` computes all logits at once. `chunked` computes the logits of one chunk of tokens at a time,
+in the forward and again in the backward pass, and stores only z for each token (Wijmans et al.
+2024, arXiv:2411.09009, section 4, without the fused kernel). It computes the output projection once
+more, and needs 1 / `CHUNKS` of the logits' memory. The vocabulary is split as in Shoeybi et al.
+2019 (arXiv:1909.08053), section 3.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNKS = 8
-"""chunks of a micro-batch's tokens under `chunked`"""
+"""number of chunks of a micro-batch's tokens for `chunked`"""
 IGNORED = -100
-"""target of a token whose prediction does not count, as in torch"""
+"""target of a token that does not count in the loss, as in torch"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +32,15 @@ class VocabularySlice:
     """The token ids whose logits a rank computes."""
 
     start: int
-    """the first of them"""
+    """the first id"""
     size: int
-    """how many"""
+    """number of ids"""
     group: dist.ProcessGroup | None = None
-    """ranks that hold the other ids; None when this rank holds all"""
+    """ranks that together have all ids; None if this rank has all"""
 
 
 def token_losses(logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -> Tensor:
-    """Logits (n, V') and targets (n,) -> losses (n,) in nats; 0 where the target is `IGNORED`."""
+    """Logits (n, V') and targets (n,) -> losses (n,) in nats; 0 for `IGNORED` targets."""
     logits = logits.float()
     if vocabulary.group is None:
         return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
@@ -50,17 +50,16 @@ def token_losses(logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -
 def chunked_token_losses(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: VocabularySlice
 ) -> Tensor:
-    """Hidden states (n, h), the output projection's weight (V', h) and targets (n,) -> losses (n,)
-    as `token_losses` of the logits.
+    """Hidden states (n, h), the output projection's weight (V', h) and targets (n,) -> losses (n,),
+    the same as `token_losses` of the logits.
 
-    Where the vocabulary is cut, the gradient of `hidden` is this rank's part of a sum over the
-    ranks.
+    If the vocabulary is split, the gradient of `hidden` is this rank's term of a sum over ranks.
     """
     return _ChunkedLoss.apply(hidden, weight.to(hidden.dtype), targets, vocabulary)
 
 
 class _VocabularyParallelLoss(torch.autograd.Function):
-    """Cross entropy of logits that are cut over the vocabulary, without gathering them."""
+    """Cross entropy of logits that are split over the vocabulary, without gathering them."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, vocabulary: VocabularySlice) -> Tensor:
@@ -72,13 +71,13 @@ class _VocabularyParallelLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Softmax less one-hot."""
+        """Softmax minus one-hot."""
         logits, targets, normalizers = ctx.saved_tensors
         return _gradient(logits, targets, normalizers, grads[0], ctx.vocabulary), None, None
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Output projection and cross entropy, of which the logits of one chunk exist at a time."""
+    """Output projection and cross entropy with the logits of only one chunk at a time."""
 
     @staticmethod
     def forward(
@@ -96,19 +95,19 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Makes each chunk's logits again; the weight's gradient is summed over chunks in fp32."""
+        """Recompute each chunk's logits. The weight's gradient is summed over chunks in fp32."""
         hidden, weight, targets, normalizers = ctx.saved_tensors
-        of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        hidden_grad = torch.empty_like(hidden)
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32)
         for rows in _chunks(len(hidden)):
             logits = F.linear(hidden[rows], weight).float()
             grad = _gradient(
                 logits, targets[rows], normalizers[rows], grads[0][rows], ctx.vocabulary
             )
             grad = grad.to(hidden.dtype)
-            of_hidden[rows] = grad @ weight
-            of_weight += grad.T @ hidden[rows]
-        return of_hidden, of_weight.to(weight.dtype), None, None
+            hidden_grad[rows] = grad @ weight
+            weight_grad += grad.T @ hidden[rows]
+        return hidden_grad, weight_grad.to(weight.dtype), None, None
 
 
 def _chunks(count: int) -> Iterator[slice]:
@@ -137,19 +136,19 @@ def _gradient(
     logits: Tensor,
     targets: Tensor,
     normalizers: Tensor,
-    of_losses: Tensor,
+    loss_grad: Tensor,
     vocabulary: VocabularySlice,
 ) -> Tensor:
-    """Gradient of fp32 logits (n, V'), given that of the losses (n,): softmax less one-hot."""
-    of_losses = torch.where(targets == IGNORED, 0.0, of_losses)
+    """Gradient of fp32 logits (n, V') from that of the losses (n,): softmax minus one-hot."""
+    loss_grad = torch.where(targets == IGNORED, 0.0, loss_grad)
     index, inside = _place(targets, vocabulary)
-    grad = (logits - normalizers[:, None]).exp_().mul_(of_losses[:, None])
+    grad = (logits - normalizers[:, None]).exp_().mul_(loss_grad[:, None])
     if vocabulary.size:
-        grad.scatter_add_(-1, index[:, None], -(of_losses * inside)[:, None])
+        grad.scatter_add_(-1, index[:, None], -(loss_grad * inside)[:, None])
     return grad
 
 
 def _place(targets: Tensor, vocabulary: VocabularySlice) -> tuple[Tensor, Tensor]:
-    """Where each target stands in this rank's logits, and whether it is there at all, (n,) each."""
+    """The index of each target in this rank's logits, and whether it is there at all, (n,) each."""
     inside = (targets >= vocabulary.start) & (targets < vocabulary.start + vocabulary.size)
     return torch.where(inside, targets - vocabulary.start, 0), inside

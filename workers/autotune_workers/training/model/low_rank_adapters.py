@@ -1,11 +1,11 @@
-"""Low-rank adapters: fine-tuning that trains two thin matrices beside each projection and leaves
-the model's weights frozen (Hu et al. 2021, LoRA, arXiv:2106.09685).
+"""Low-rank adapters: fine-tuning trains two thin matrices in addition to each projection, whose own
+weights are frozen (Hu et al. 2021, LoRA, arXiv:2106.09685).
 
     y = x W^T + scale * (x A^T) B^T        W (out, in) frozen    A (r, in)    B (out, r)    scale = 2, that is alpha = 2 r
 
-B starts at zero, so that training starts from the model itself. Frozen weights are kept in the
-dtype of the activations: no optimizer needs them in fp32. Under tensor parallelism the adapters are
-cut as their projection is: B where the outputs are cut, A where the inputs are.
+B is initially zero, so that training starts with the unchanged model. Frozen weights have the dtype
+of the activations, because no optimizer needs them in fp32. With tensor parallelism, adapters are
+split as their projection: B if the outputs are split, A if the inputs are.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from autotune_workers.training.parallel.gradient_sync import local
 from autotune_workers.training.parallel.tensor_parallel import local_part
 
 SCALE = 2.0
-"""what the adapters' product is multiplied by"""
+"""factor of the adapters' output"""
 ATTENTION = ("wq", "wk", "wv", "wo")
-"""projections of the attention"""
+"""names of the attention's projections"""
 
 
 def apply_adapters(stage: DecoderStage, peft: Peft, dtype: torch.dtype) -> None:
-    """Freezes the stage's weights and puts adapters beside its projections. They are on the meta
-    device; after tensor parallelism, which cuts them.
+    """Freeze the stage's weights and add adapters to its projections, on the meta device. To be
+    called after tensor parallelism was applied, which the adapters follow.
 
     `dtype`: of the frozen weights.
     """
@@ -51,13 +51,13 @@ def apply_own_adapters(
     dtype: torch.dtype,
     start: Callable[[str, torch.Size], Tensor],
 ) -> None:
-    """Freezes all weights of a module that code built, and puts adapters beside these of its
-    projections, by their names in the module.
+    """Freeze all weights of a module built by code, and add adapters to some of its projections. To
+    be called after tensor parallelism was applied, which the adapters follow.
 
-    After tensor parallelism, which cuts them. `dtype`: of the frozen weights; `start`: starting
-    value of a whole weight of that name and shape.
+    `linears`: the projections, by name in the module; `dtype`: of the frozen weights; `start`:
+    returns the initial value of a whole weight with this name and shape.
     """
-    frozen: dict[nn.Parameter, nn.Parameter] = {}  # a shared weight stays one
+    frozen: dict[nn.Parameter, nn.Parameter] = {}  # keeps shared weights shared
     for inner in module.modules():
         for key, parameter in inner.named_parameters(recurse=False):
             values = parameter.detach()
@@ -74,7 +74,7 @@ def apply_own_adapters(
             )
         linear.adapters = adapters
         plain = linear.forward
-        # on the instance, so that the names of its weights stay as they are
+        # set on the instance, which keeps the names of its weights
         linear.forward = functools.partial(_with_adapters, plain, adapters)
 
 
@@ -83,25 +83,23 @@ def _with_adapters(plain: Callable[[Tensor], Tensor], adapters: Adapters, x: Ten
 
 
 class Adapters(nn.Module):
-    """A and B of one projection."""
+    """The matrices A and B of one projection."""
 
     def __init__(self, projection: nn.Linear, rank: int) -> None:
         super().__init__()
         weight = projection.weight
         inner = torch.empty((rank, projection.in_features), device=weight.device)
         outer = torch.empty((projection.out_features, rank), device=weight.device)
-        self.a, self.b = (
-            nn.Parameter(_cut_like(weight, inner, 1)),
-            nn.Parameter(_cut_like(weight, outer, 0)),
-        )
+        self.a = nn.Parameter(_split_like(weight, inner, 1))
+        self.b = nn.Parameter(_split_like(weight, outer, 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         return F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * SCALE
 
 
-def _cut_like(weight: Tensor, whole: Tensor, axis: int) -> Tensor:
-    """`whole`, cut along the axis where the projection's weight is."""
+def _split_like(weight: Tensor, whole: Tensor, axis: int) -> Tensor:
+    """`whole` as a DTensor, split along the axis if the projection's weight is."""
     if not isinstance(weight, DTensor):
         return whole
     placements = [p if p == Shard(axis) else Replicate() for p in weight.placements]
@@ -112,6 +110,6 @@ def _projections(block: Block, targets: str) -> list[Linear]:
     attention = [getattr(block.attention, name) for name in ATTENTION]
     if targets == "attention":
         return attention
-    # the router is no part of what is adapted: it chooses, and a choice has no gradient of its own
+    # without the router: its choice of experts has no gradient
     mlp = [m for name, m in block.mlp.named_modules() if isinstance(m, Linear) and name != "router"]
     return attention + mlp

@@ -1,29 +1,26 @@
-"""A pipeline stage of a model that code builds: what one rank runs of it, from the micro-batch (or
-the stream of the stage before) to the stream or the loss.
+"""A pipeline stage of a model built by code: the part that one rank runs, from the micro-batch (or
+the previous stage's stream) to the stream or the loss.
 
-    inputs     what the module is called with: a tensor, a tuple of arguments or a mapping of keywords      targets    next tokens (b, s), where it reads tokens
-    stream     what travels between stages, one tensor; it takes the place of the first argument
+    inputs     arguments of the module: a tensor, a tuple of arguments or a mapping of keywords      targets    next tokens (b, s), if it reads tokens
+    stream     the tensor that is sent between stages; it replaces the first argument
 
-The number format is that of autocast: weights are fp32, or what FSDP hands out. The last stage
-gives the loss itself, as a tensor of one element.
+The precision is that of autocast: weights are in fp32, or as FSDP provides them. The last stage
+returns the loss as a tensor of one element.
 
-A model that code builds, cut into the stages of a pipeline.
+To split a model into stages, each stage is the module with all parts of other stages replaced by
+`Skip`, which returns its first argument. So the module's own forward pass runs the remaining parts,
+and weights keep their names. The order in which the module registers its parts decides what is
+before and after a split point. A class of transformers takes the stream as `inputs_embeds`; its
+plan (`base_model_pp_plan`) names the parts of the first and last stage besides the layers, and all
+stages but the last run only its base model.
 
-A stage is the module with everything that other stages run replaced by `Skip`, which hands on what
-it is given: so the module's own forward pass runs over what is left, and weights keep their names.
-What runs before and after a cut follows from the order in which the module registers its parts. A
-class of transformers takes the stream as `inputs_embeds`; its plan (`base_model_pp_plan`) names
-what the first and the last stage hold beside layers, and all stages but the last run its base model
-alone.
+The chunked loss of transformers' causal language models is computed inside the output projection, so
+that only the logits of one chunk exist at a time:
 
-Chunked loss of transformers' causal language models: the output projection takes the loss itself,
-so that only one chunk's logits exist at a time.
+    hidden (b, s, h) -> mean loss, a scalar that the class returns in place of the logits
 
-    hidden (b, s, h) -> mean loss, a scalar that the class hands on in place of the logits
-
-That is the model's own loss only where the class does nothing to the logits behind the projection
-(no scaling, no soft cap): what comes out of the class must be the very tensor that the projection
-gave, which every step checks.
+This is correct only if the class does not change the logits after the projection (no scaling, no
+soft cap). Every step checks that the class returns the same tensor as the projection.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from torch import Tensor, nn
 
 from autotune.errors import ConfigError
 from autotune_workers.own_model.built_model import BuiltModel, block_names, is_transformers
-from autotune_workers.own_model.users_line import said, user_line
+from autotune_workers.own_model.users_line import error_with_line, user_line
 from autotune_workers.training.model.loss import VocabularySlice, chunked_token_losses
 from autotune_workers.training.torch_internals import pytree
 
@@ -49,8 +46,8 @@ REMEDY = "return other split points under `pp_split`, or a function (model, stag
 
 
 def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
-    """The model of that stage. Changes `built.model`. Raises `ConfigError` where it cannot be cut
-    so."""
+    """Reduce the model to one stage. Changes `built.model`. Raises `ConfigError` if it cannot be
+    split into this number of stages."""
     if num_stages == 1:
         return built
     if callable(built.pp_split):
@@ -68,26 +65,23 @@ def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
         if number != stage:
             parent, _, key = name.rpartition(".")
             setattr(built.model.get_submodule(parent), key, Skip())
-    if (
-        stage
-        and is_transformers(built.model)
-        and hasattr(built.model.base_model, "embedding_multiplier")
-    ):
-        built.model.base_model.embedding_multiplier = (
-            1.0  # Granite scales whatever comes as `inputs_embeds`: the first stage has done so
-        )
+    if stage and is_transformers(built.model):
+        base = built.model.base_model
+        # Granite scales `inputs_embeds`, which the first stage has done already
+        if hasattr(base, "embedding_multiplier"):
+            base.embedding_multiplier = 1.0
     return built
 
 
 def _by_function(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
-    """The stage that the builder's own function makes of the model. Its parts may have other names
-    than in the whole model."""
+    """The stage that the builder's own function returns. Its parts may have other names than in the
+    whole model."""
     assert callable(built.pp_split)
     try:
         part = built.pp_split(built.model, stage, num_stages)
     except Exception as error:  # the user's code may raise anything
         raise ConfigError(
-            f"`pp_split` raised {said(error)} for stage {stage} of {num_stages}",
+            f"`pp_split` raised {error_with_line(error)} for stage {stage} of {num_stages}",
             remedy="correct the line",
             field="model.pp_split",
         ) from error
@@ -102,26 +96,25 @@ def _by_function(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
 
 
 def cut_places(places: Sequence[str], num_stages: int) -> list[str]:
-    """The places that are used: those that part the model as evenly as there are places to part it;
-    the longer stages come first."""
+    """The split points to use, so that stages are as equal as possible; longer stages come first."""
     units = len(places) + 1
     sizes = [units // num_stages + (i < units % num_stages) for i in range(num_stages)]
     return [places[end - 1] for end in itertools.accumulate(sizes[:-1])]
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
-    """Other names of shared weights, each with the first one."""
+    """Further names of shared weights, each with the weight's first name."""
     first: dict[nn.Parameter, str] = {}
-    found = {}
+    first_names = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if first.setdefault(parameter, name) != name:
-            found[name] = first[parameter]
-    return found
+            first_names[name] = first[parameter]
+    return first_names
 
 
 def _stages(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
-    """The stage of each part of the module, of parts that lie in one stage whole; parts that every
-    stage runs are left out."""
+    """The stage of each part of the module that belongs to a single stage, without parts inside of
+    these. Raises `ConfigError` if a weight belongs to none."""
     if is_transformers(built.model) and built.pp_split == block_names(built)[1:]:
         return _stages_of_class(built, places)
     names = [name for name, _ in built.model.named_modules() if name]
@@ -129,25 +122,25 @@ def _stages(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
     for name in names:
         number += name in places
         stage_of[name] = number
-    found: dict[str, int] = {}
+    stages: dict[str, int] = {}
     for name in names:
         inner = {
             n for other, n in stage_of.items() if other == name or other.startswith(f"{name}.")
         }
-        if len(inner) == 1 and not name.startswith(tuple(f"{n}." for n in found)):
-            found[name] = inner.pop()
-    kept = [
+        if len(inner) == 1 and not name.startswith(tuple(f"{n}." for n in stages)):
+            stages[name] = inner.pop()
+    common = [
         name
         for name, _ in built.model.named_parameters()
-        if not name.startswith(tuple(f"{part}." for part in found))
+        if not name.startswith(tuple(f"{part}." for part in stages))
     ]
-    if kept:
+    if common:
         raise ConfigError(
-            f"the weight {kept[0]} belongs to a module that every pipeline stage runs, so no stage owns it",
+            f"the weight {common[0]} belongs to a module that every pipeline stage runs, so no stage owns it",
             remedy="move the weight into a separate module, or return `pp_split` as a function (model, stage, num_stages) that returns the stage's module",
             field="model.pp_split",
         )
-    return found
+    return stages
 
 
 def _stages_of_class(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
@@ -155,31 +148,31 @@ def _stages_of_class(built: BuiltModel, places: Sequence[str]) -> dict[str, int]
     last = len(places)
     prefix = "" if module.base_model is module else f"{module.base_model_prefix}."
     layers = block_names(built)
-    found = {
+    stages = {
         layer: sum(layers.index(place) <= i for place in places) for i, layer in enumerate(layers)
     }
     holder = layers[0].rpartition(".")[0]
-    seen = False
+    is_after_layers = False
     for key in module.base_model._pp_plan or module.config.base_model_pp_plan:
         if f"{prefix}{key}" == holder:
-            seen = True
+            is_after_layers = True
         else:
-            found[f"{prefix}{key}"] = last if seen else 0
+            stages[f"{prefix}{key}"] = last if is_after_layers else 0
     heads: Iterable[str] = (name for name, _ in module.named_children()) if prefix else ()
-    return found | {name: last for name in heads if f"{name}." != prefix}
+    return stages | {name: last for name in heads if f"{name}." != prefix}
 
 
 def _check_shared(module: nn.Module, stages: dict[str, int], num_stages: int) -> None:
-    """Only the first and the last stage may share a weight: a tied embedding."""
+    """Raise `ConfigError` if stages other than the first and last share a weight."""
     for other, name in aliases(module).items():
-        held = {
+        sharing = {
             n
             for part, n in stages.items()
             if any(weight.startswith(f"{part}.") for weight in (other, name))
         }
-        if len(held) > 1 and held != {0, num_stages - 1}:
+        if len(sharing) > 1 and sharing != {0, num_stages - 1}:
             raise ConfigError(
-                f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, but only the first and last stages may share a weight",
+                f"the stages {', '.join(map(str, sorted(sharing)))} of {num_stages} share the weight {name}, but only the first and last stages may share a weight",
                 remedy=REMEDY,
                 field="model.pp_split",
             )
@@ -195,11 +188,11 @@ _PLAIN = (
     AssertionError,
     NotImplementedError,
 )
-"""errors that can be made anew of a text"""
+"""exception classes that can be created from a text"""
 
 
 class OwnStage(nn.Module):
-    """The module, or what the cut left of it, with its loss."""
+    """The module, or its part for one stage, with its loss."""
 
     def __init__(
         self,
@@ -210,9 +203,9 @@ class OwnStage(nn.Module):
         dtype: torch.dtype,
         chunked: bool = False,
     ) -> None:
-        """`built.model`: this stage of the module; `dtype`: of matrix products and of the stream;
-        `chunked`: whether the output projection takes the loss. Raises `ConfigError` where it
-        cannot."""
+        """`built.model`: the part of the module for this stage; `dtype`: of matrix products and of
+        the stream; `chunked`: whether the output projection computes the loss. Raises `ConfigError`
+        if it cannot."""
         super().__init__()
         self.module = built.model
         self.is_first, self.is_last, self.dtype = is_first, is_last, dtype
@@ -224,15 +217,16 @@ class OwnStage(nn.Module):
         ]
         self._head = ChunkedHead(built.model, dtype) if chunked and is_last else None
         self.structure: Any = None
-        """of (inputs, targets) under a pipeline, whose tensors come one by one"""
+        """with a pipeline: the tree structure of (inputs, targets), whose tensors are passed one by
+        one"""
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The repeated blocks of this stage by name; the module itself where it has none."""
+        """The repeated blocks of this stage by name; the module itself if it has none."""
         return {name: self.module.get_submodule(name) for name in self._names} or {"": self.module}
 
     def forward(self, *args: Any, **leaves: Tensor) -> Tensor:
-        """(inputs, targets), or under a pipeline one tensor and all leaves of both -> the stream or
+        """(inputs, targets), or with a pipeline one tensor and all leaves of both -> the stream or
         the loss."""
         stream = None
         if self.structure is None:
@@ -260,15 +254,15 @@ class OwnStage(nn.Module):
         if not takes_embeddings(self.built):
             args, keywords = _with_stream(args, keywords, stream)
             return self.module(*args, **keywords)
-        taken = {"input_ids": inputs} if stream is None else {"inputs_embeds": stream}
+        arguments = {"input_ids": inputs} if stream is None else {"inputs_embeds": stream}
         if not self.is_last:
-            return self.module.base_model(**taken).last_hidden_state
+            return self.module.base_model(**arguments).last_hidden_state
         if self._head is not None:
-            return self._head.loss(self.module, taken, targets)
+            return self._head.loss(self.module, arguments, targets)
         return (
-            self.module(**taken)
+            self.module(**arguments)
             if self.built.loss
-            else self.module(**taken, **_labels(self.module, inputs, targets))
+            else self.module(**arguments, **_labels(self.module, inputs, targets))
         )
 
     def _loss(self, output: Any, inputs: Any, targets: Any) -> Tensor:
@@ -297,31 +291,32 @@ class OwnStage(nn.Module):
 
 
 def takes_embeddings(built: BuiltModel) -> bool:
-    """Whether it is a class of transformers that reads tokens: its stages take `inputs_embeds`."""
+    """Whether it is a transformers class that reads tokens, so that its stages take
+    `inputs_embeds`."""
     return is_transformers(built.model) and built.input is None
 
 
 class Skip(nn.Module):
-    """Stands for a module that another stage runs: hands on what it is given first."""
+    """Replaces a module that another stage runs, and returns its first argument."""
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """Anything."""
+        """The first argument."""
         return args[0] if args else next(iter(keywords.values()))
 
 
 @contextmanager
 def _users_line() -> Iterator[None]:
-    """Adds the line of the user's code to the text of what it raises. The kind of an error, by
-    which failures are told apart, stays."""
+    """Add the line of the user's code to the text of exceptions that it raises, and keep their class,
+    by which failures are classified."""
     try:
         yield
     except Exception as error:
         line = user_line(error)
         if type(error) not in _PLAIN or not line:
             raise
-        # str() of a KeyError is in quotes
-        said = error.args[0] if isinstance(error, KeyError) and error.args else error
-        text = f"{said} (at {line} of the model's code: fix this line, or the builder's `input` and `loss`)"
+        # str() of a KeyError adds quotes
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        text = f"{message} (at {line} of the model's code: fix this line, or the builder's `input` and `loss`)"
         raise type(error)(text).with_traceback(error.__traceback__) from None
 
 
@@ -334,7 +329,7 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _with_stream(
     args: tuple[Any, ...], keywords: dict[str, Any], stream: Tensor | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the stream in place of the first."""
+    """The arguments with the first one replaced by the stream, if there is one."""
     if stream is None:
         return args, keywords
     if args:
@@ -343,12 +338,12 @@ def _with_stream(
 
 
 def _labels(module: nn.Module, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The targets by the names that the class takes. Causal models shift labels by one themselves,
-    unless they are told that this is done."""
+    """The targets as keyword arguments of a transformers class. Causal models shift `labels` by one
+    themselves, unless they accept `shift_labels`."""
     if getattr(module, "loss_type", "") != "ForCausalLM":
         return {"labels": targets}
-    takes = inspect.signature(module.forward).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes):
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return {"labels": targets, "shift_labels": targets}
     return {"labels": tokens}
 
@@ -388,11 +383,11 @@ def _only_tensor(output: Any) -> Tensor:
 
 @final
 class ChunkedHead:
-    """The output projection of the last stage."""
+    """The output projection of the last stage, which returns the loss instead of logits."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        """`dtype`: of the matrix products. Changes what the projection gives. Raises `ConfigError`
-        for a class that is no causal language model."""
+        """Replace the projection's forward function. `dtype`: of the matrix products. Raises
+        `ConfigError` for a class that is not a causal language model."""
         find: Any = getattr(module, "get_output_embeddings", lambda: None)
         head = find()
         if (
@@ -400,38 +395,38 @@ class ChunkedHead:
             or type(head) is not nn.Linear
             or head.bias is not None
         ):
-            raise _refused(
+            raise _cannot_chunk(
                 f"{type(module).__name__} is not a causal language model with a bias-free Linear output projection"
             )
         self._head, self._dtype = head, dtype
         self._targets: Tensor | None = None
-        self._given: Tensor | None = None
+        self._returned: Tensor | None = None
         head.forward = self._losses
 
-    def loss(self, module: nn.Module, taken: Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        """The mean loss of the micro-batch. `taken`: arguments of the class. Raises `ConfigError`
-        where the class changes its logits."""
+    def loss(self, module: nn.Module, arguments: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+        """The mean loss of the micro-batch. `arguments`: of the class. Raises `ConfigError` if the
+        class changes its logits."""
         self._targets = targets
-        found = module(**taken).logits
-        if found is not self._given:
-            raise _refused(
+        loss = module(**arguments).logits
+        if loss is not self._returned:
+            raise _cannot_chunk(
                 f"{type(module).__name__} scales or caps the logits after its output projection"
             )
-        self._targets = self._given = None
-        return torch.as_tensor(found)
+        self._targets = self._returned = None
+        return torch.as_tensor(loss)
 
     def _losses(self, hidden: Tensor) -> Tensor:
         assert self._targets is not None
         weight: Tensor = self._head.weight
         vocabulary = VocabularySlice(start=0, size=len(weight), group=None)
         stream = hidden.flatten(0, 1).to(self._dtype)
-        self._given = chunked_token_losses(
+        self._returned = chunked_token_losses(
             stream, weight.to(self._dtype), self._targets.flatten(), vocabulary
         ).mean()
-        return self._given
+        return self._returned
 
 
-def _refused(why: str) -> ConfigError:
+def _cannot_chunk(why: str) -> ConfigError:
     return ConfigError(
         f"loss=chunked computes the loss inside the output projection, but {why}",
         remedy="use loss=own",

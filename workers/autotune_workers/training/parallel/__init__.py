@@ -1,1 +1,1 @@
-"""The kinds of parallelism, and how they are applied to a stage."""
+"""Implements each kind of parallelism, and applies them to the stages of a rank."""

@@ -1,10 +1,10 @@
 """Activation checkpointing and compilation of the layers of a stage.
 
-`full` keeps only each layer's input and runs the layer again in the backward pass (Chen et al.
-2016, arXiv:1604.06174). The others do so for one kind of module alone: `selective` for attention,
-whose activations are large for what they cost (Korthikanti et al. 2022, section 5), `mlp` for the
-MLP or the experts, `norm` for the norms and the MLP's activation function, which cost next to
-nothing.
+`full` stores only each layer's input and runs the layer again in the backward pass (Chen et al.
+2016, arXiv:1604.06174). The other modes do so for one kind of module: `selective` for attention,
+whose activations are large relative to their cost (Korthikanti et al. 2022, section 5), `mlp` for
+the MLP or the experts, `norm` for the norms and the MLP's activation function, which are cheap to
+recompute.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from autotune.errors import ConfigError
 from autotune_workers.training.model.decoder import Activation, DecoderStage
 
 _SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-"""variables with which torch compiles nothing, without a word"""
+"""variables that silently disable torch's compiler"""
 
 
 def apply_recompute(stage: DecoderStage, mode: str) -> None:
-    """Checkpoints the modules of each layer that the mode names."""
+    """Recompute the modules of each layer that belong to the mode."""
     for block in stage.layers.values():
         modules = {
             "none": (),
@@ -44,13 +44,13 @@ def apply_recompute(stage: DecoderStage, mode: str) -> None:
 
 
 def recompute(modules: Iterable[nn.Module]) -> None:
-    """Has each of the modules keep its inputs alone, and run again in the backward pass."""
+    """Store only the inputs of these modules, and run them again in the backward pass."""
     for module in modules:
         _replace_forward(module, functools.partial(checkpoint, module.forward, use_reentrant=False))
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises `ConfigError` when layers cannot be compiled here, or torch was told not to."""
+    """Raise `ConfigError` if layers cannot be compiled here, or a variable disables the compiler."""
     for name in _SWITCHED_OFF:
         if os.environ.get(name) == "1":
             raise ConfigError(
@@ -74,12 +74,11 @@ def check_compiler(device: torch.device) -> None:
 
 
 def apply_compile(layers: Iterable[nn.Module]) -> None:
-    """Compiles each layer by itself: equal layers share one compilation."""
+    """Compile each layer separately, so that equal layers share one compilation."""
     for block in layers:
         _replace_forward(block, torch.compile(block.forward, dynamic=False))
 
 
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    # on the instance, so that parameter names and the hooks of tensor and data parallelism stay as
-    # they are
+    # set on the instance, which keeps parameter names and the hooks of tensor and data parallelism
     module.forward = forward

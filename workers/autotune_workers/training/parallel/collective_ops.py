@@ -1,7 +1,7 @@
-"""Collectives on flat tensors under the names that every supported torch knows, and differentiable
-ones.
+"""Collectives on flat tensors for all supported torch releases, and differentiable collectives.
 
-torch 2.13 renamed `all_gather_into_tensor` and `reduce_scatter_tensor`, and warns of the old names.
+torch 2.13 renamed `all_gather_into_tensor` and `reduce_scatter_tensor`, and warns about the old
+names.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 class GatherFirst(torch.autograd.Function):
-    """Puts the ranks' tensors one behind the other along the first axis; backward sums what each
-    rank wants of them."""
+    """All-gather along the first axis. The backward pass is a reduce-scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -28,13 +27,12 @@ class GatherFirst(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The transpose: a reduce-scatter, in fp32 because it sums."""
+        """(n * ranks, ...) -> (n, ...), summed in fp32."""
         return _reduce_scatter(grads[0].float(), ctx.group).to(grads[0].dtype), None
 
 
 class ReduceScatterFirst(torch.autograd.Function):
-    """Sums the ranks' tensors and gives each rank its part of the first axis; backward gathers what
-    the ranks want of their parts."""
+    """Reduce-scatter along the first axis. The backward pass is an all-gather."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -44,13 +42,13 @@ class ReduceScatterFirst(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The transpose: an all-gather."""
+        """(n, ...) -> (n * ranks, ...)."""
         return _all_gather(grads[0], ctx.group), None
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of rows: `sent[r]` rows go to rank r, `received[r]` rows come from it; backward
-    sends them home."""
+    """All-to-all of rows: `sent[r]` rows go to rank r, `received[r]` rows come from it. The backward
+    pass sends them back."""
 
     @staticmethod
     def forward(
@@ -62,7 +60,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """The same exchange the other way."""
+        """(sum of received, h) -> (sum of sent, h)."""
         return _exchange(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 

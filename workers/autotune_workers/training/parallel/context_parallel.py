@@ -1,14 +1,14 @@
-"""Context parallelism: each rank holds some positions of every sequence, and attention works on all
-of them.
+"""Context parallelism: each rank has some positions of every sequence, and attention works on all
+positions.
 
     gather    every rank gathers the keys and values of all positions (Llama Team 2024, arXiv:2407.21783, section 3.3.2)
-    ring      keys and values go round from rank to rank, see `ring_attention`
-    heads     an all-to-all hands each rank all positions of some heads, and a second one hands the results back (Jacobs et al. 2023,
+    ring      keys and values are passed from rank to rank, see `ring_attention`
+    heads     an all-to-all gives each rank all positions of some heads, and a second one returns the results (Jacobs et al. 2023,
               arXiv:2309.14509, section 3.1)
 
-Under `gather` and `ring` the sequence is cut into 2 * cp chunks and rank r holds chunks r and 2 *
-cp - 1 - r, so that causal attention costs every rank the same. Under `heads`, where every rank
-attends over whole sequences, rank r holds the r-th of cp chunks.
+With `gather` and `ring`, the sequence is split into 2 * cp chunks, and rank r has chunks r and 2 *
+cp - 1 - r, so that causal attention costs the same on all ranks. With `heads`, every rank attends
+over whole sequences, and rank r has the r-th of cp chunks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autotune_workers.training.parallel.ring_attention import ring_attention
 
 
 def positions_of(seq_len: int, cp: int, rank: int, style: str = "gather") -> Tensor:
-    """Positions that a rank holds, in the order in which it holds them, (seq_len / cp,)."""
+    """The positions of a rank, in its order, (seq_len / cp,)."""
     if cp == 1 or style == "heads":
         return torch.arange(seq_len).chunk(cp)[rank]
     chunks = torch.arange(seq_len).chunk(2 * cp)
@@ -42,17 +42,17 @@ def apply_context_parallel(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> None:
-    """Has every layer attend over the whole sequence for the queries of this rank."""
+    """Make all layers attend over the whole sequence for this rank's queries."""
     for block in stage.layers.values():
         attend = _attend(style, block.attention.attend, workload, group, device)
-        # not compiled: the compiler would have to cut the graph at the collective anyway
+        # not compiled, because the compiler would break the graph at the collective anyway
         block.attention.attend = torch.compiler.disable(attend)
 
 
 def _attend(
     style: str, whole: Attend, workload: Workload, group: dist.ProcessGroup, device: torch.device
 ) -> Attend:
-    """The attention of that style; `whole`: what attends where a rank has whole sequences."""
+    """The attention function of a style. `whole`: attention over whole sequences."""
     if style == "heads":
         return functools.partial(_attend_by_heads, group, whole)
     if style == "ring":
@@ -76,8 +76,9 @@ def _attend_to_gathered(
     k: Tensor,
     v: Tensor,
 ) -> Tensor:
-    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d). `pieces`: (first, end,
-    first key) of runs of this rank's queries."""
+    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d). `natural`: indices that
+    sort the gathered positions; `pieces`: (first, end, first key) of this rank's contiguous
+    queries."""
     mine = torch.stack((k, v)).permute(3, 0, 1, 2, 4)
     k, v = GatherFirst.apply(mine, group).index_select(0, natural).permute(1, 2, 3, 0, 4)
     sizes = [end - start for start, end, _ in pieces]
@@ -96,16 +97,15 @@ def _attend_to_gathered(
 def _attend_by_heads(
     group: dist.ProcessGroup, whole: Attend, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d), by way of (b, a / cp, s,
-    d)."""
-    done = whole(*(_swap(x, group, cut=1, joined=2) for x in (q, k, v)))
-    return _swap(done, group, cut=2, joined=1)
+    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d), with attention on (b, a /
+    cp, s, d)."""
+    results = whole(*(_all_to_all(x, group, split=1, joined=2) for x in (q, k, v)))
+    return _all_to_all(results, group, split=2, joined=1)
 
 
-def _swap(x: Tensor, group: dist.ProcessGroup, *, cut: int, joined: int) -> Tensor:
-    """Cuts axis `cut` over the ranks of the group and joins their parts of axis `joined`, by
-    all-to-all."""
+def _all_to_all(x: Tensor, group: dist.ProcessGroup, *, split: int, joined: int) -> Tensor:
+    """Split axis `split` over the ranks of the group, and join their parts of axis `joined`."""
     ranks = group.size()
-    parts = torch.stack(x.chunk(ranks, dim=cut))
-    swapped = Exchange.apply(parts, [1] * ranks, [1] * ranks, group)
-    return torch.cat(tuple(swapped), dim=joined)
+    parts = torch.stack(x.chunk(ranks, dim=split))
+    exchanged = Exchange.apply(parts, [1] * ranks, [1] * ranks, group)
+    return torch.cat(tuple(exchanged), dim=joined)

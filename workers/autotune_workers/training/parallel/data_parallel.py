@@ -1,13 +1,13 @@
-"""Data parallelism with replicated weights: ZeRO stage 0 (gradients summed) and stage 1 (optimizer
-state cut as well).
+"""Data parallelism with replicated weights: ZeRO stage 0 (gradients are summed) and stage 1 (the
+optimizer's state is sharded too).
 
-Gradients travel in flat buckets of about 25 MB, each as soon as its last gradient of the step is
-there, so that communication overlaps the rest of the backward pass (Li et al. 2020,
-arXiv:2006.15704, section 3.2). Micro-batches before the last send nothing. Stage 1 (Rajbhandari et
-al. 2020, arXiv:1910.02054, section 5.1) scatters the sums, updates one shard per rank and gathers
-the weights. With replicas of shards it scatters among the ranks of a replica only, and sums each
-shard over the replicas. This is torch's DDP by algorithm; DDP itself refuses weights that are
-DTensors and pipeline stages whose weight gradients come without autograd hooks.
+Gradients are sent in flat buckets of about 25 MB, each as soon as its last gradient of the step is
+complete, so that communication overlaps the rest of the backward pass (Li et al. 2020,
+arXiv:2006.15704, section 3.2). Only the last micro-batch of a step communicates. Stage 1
+(Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1) reduce-scatters the gradients, updates one
+shard per rank and all-gathers the weights. With replicas of shards, it reduce-scatters within each
+replica and sums each shard over the replicas. The algorithm is that of torch's DDP, which does not
+support weights that are DTensors, nor pipeline stages whose weight gradients bypass autograd hooks.
 
 Losses are scaled so that the sum over ranks is the mean gradient.
 """
@@ -29,22 +29,22 @@ from autotune_workers.training.parallel.collective_ops import (
 from autotune_workers.training.parallel.gradient_sync import Shard, Weight, local, local_gradient
 
 BUCKET_BYTES = 25 << 20
-"""DDP's default"""
+"""maximum size of a bucket, as in DDP"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Bucket:
-    """Some weights of one group whose gradients travel together."""
+    """Weights of one group whose gradients are sent together."""
 
     weights: list[Weight]
     group: dist.ProcessGroup | None
     """ranks over which the gradients are summed"""
     shard_group: dist.ProcessGroup | None
-    """stage 1: those of them that divide the optimizer's state"""
+    """stage 1: the ranks among them that share the optimizer's state"""
     replica_group: dist.ProcessGroup | None
-    """stage 1: those of them that hold the same shard, where there are replicas"""
+    """stage 1: the ranks among them that have the same shard; None without replicas"""
     late: bool
-    """holds tied weights, whose gradients are complete only when all stages are"""
+    """whether it has tied weights, whose gradients are complete only after all stages"""
     missing: int = 0
     flat: Tensor | None = None
     part: Tensor | None = None
@@ -77,7 +77,7 @@ class Replicated:
         for bucket in self._buckets:
             bucket.values = [local(w.parameter.detach()) for w in bucket.weights]
             self.shards += self._make_shards(bucket)
-        # a weight that holds us, and we it, would never be freed
+        # a weak reference, because a cycle of weight, hook and self would keep the weights alive
         arrived = weakref.WeakMethod(self._arrived)
 
         def hook(parameter: nn.Parameter) -> None:
@@ -112,8 +112,8 @@ class Replicated:
         self._counts[parameter] += 1
         if self._counts[parameter] == self._backwards:
             self._bucket_of[parameter].missing -= 1
-            # in order only: all ranks must start their collectives in the same order, and a rank
-            # whose experts got no token is missing gradients that others have
+            # launched in order, because all ranks must start their collectives in the same order,
+            # and ranks whose experts get no tokens lack some gradients
             while self._launched < len(self._buckets) and self._is_ready(
                 self._buckets[self._launched]
             ):
@@ -191,7 +191,7 @@ class Replicated:
 
 
 def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
-    """Buckets in the order in which gradients arrive: the last weights first, tied ones at the
+    """Create buckets in the order in which gradients arrive: the last weights first, tied ones at the
     end."""
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
@@ -202,8 +202,8 @@ def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
     ):
         key = (weight.group, weight.copies, weight.also_group)
         size = local(weight.parameter.detach()).nbytes
-        bucket, held = open_buckets.get(key, (None, 0))
-        if bucket is None or held + size > BUCKET_BYTES:
+        bucket, filled = open_buckets.get(key, (None, 0))
+        if bucket is None or filled + size > BUCKET_BYTES:
             bucket = Bucket(
                 weights=[],
                 group=weight.group,
@@ -211,15 +211,15 @@ def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
                 replica_group=weight.replica_group,
                 late=weight.also_group is not None,
             )
-            held = 0
+            filled = 0
             buckets.append(bucket)
         bucket.weights.append(weight)
-        open_buckets[key] = (bucket, held + size)
+        open_buckets[key] = (bucket, filled + size)
     return buckets
 
 
 def _flatten(tensors: list[Tensor], multiple: int) -> Tensor:
-    """All values in one row, padded with zeros to a multiple."""
+    """Concatenate all values, padded with zeros to a multiple."""
     numel = sum(t.numel() for t in tensors)
     padding = tensors[0].new_zeros(-numel % multiple)
     return torch.cat([*(t.reshape(-1) for t in tensors), padding])

@@ -1,12 +1,11 @@
-"""Data parallelism with cut weights: ZeRO stages 2 and 3 by FSDP2 (`fully_shard`, Zhao et al. 2023,
-arXiv:2304.11277).
+"""Data parallelism with sharded weights: ZeRO stages 2 and 3 with FSDP2 (`fully_shard`, Zhao et al.
+2023, arXiv:2304.11277).
 
 Stage 3 frees the gathered weights of a layer after its forward pass and gathers them again for its
-backward pass; stage 2 keeps them until its backward pass is done, so that only gradients and
-optimizer state stay cut. Micro-batches before the last reduce nothing. On a mesh of two axes the
-weights are cut over the second alone, and the ranks of the first hold replicas of the shards
-(hybrid sharding, HSDP): gradients are reduce-scattered over the shards and all-reduced over the
-replicas.
+backward pass. Stage 2 keeps them until the end of its backward pass, so that only gradients and
+optimizer state are sharded. Only the last micro-batch of a step reduces gradients. On a
+two-dimensional mesh, weights are sharded over the second axis and replicated over the first (hybrid
+sharding, HSDP): gradients are reduce-scattered over the shards and all-reduced over the replicas.
 """
 
 from __future__ import annotations
@@ -32,39 +31,39 @@ def shard_module(
     dtype: torch.dtype,
     cast_inputs: bool = False,
 ) -> None:
-    """Cuts the module's weights over the mesh (those that no inner module has taken).
-    `cast_inputs`: what flows in is made to be of the dtype."""
+    """Shard the module's weights over the mesh, except those of inner modules that were sharded
+    before. `cast_inputs`: whether the module's inputs are cast to the dtype."""
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=cast_inputs
     )
     fully_shard(module, mesh=mesh, reshard_after_forward=stage == 3, mp_policy=policy)
     assert isinstance(module, FSDPModule)
-    # losses are scaled so that the sum over ranks is the mean: experts, which fewer ranks share,
-    # need no factor of their own
+    # losses are scaled so that the sum over ranks is the mean, also for experts, which fewer ranks
+    # share
     module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
 
 
 def free_gathered(stage: nn.Module) -> None:
-    """After a forward pass without a backward pass: gives up whole weights that stage 2, and the
-    last module of stage 3, kept for it."""
+    """Free the gathered weights after a forward pass without a backward pass, for which stage 2, and
+    the last module of stage 3, keep them."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 class WatchedReduceScatter:
-    """FSDP's reduce-scatter (`FSDPModule.set_custom_reduce_scatter`), which notes the squared norm
-    of this rank's own gradients on their way."""
+    """A reduce-scatter for FSDP (`FSDPModule.set_custom_reduce_scatter`) that computes the squared
+    norm of this rank's gradients before they are summed."""
 
     def __init__(self) -> None:
         self.square: Tensor | None = None
-        """of all that was sent since it was set to None"""
+        """squared norm of everything sent since it was set to None"""
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Memory for what is sent and received."""
+        """Allocate memory for sending and receiving."""
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
@@ -75,7 +74,7 @@ class WatchedReduceScatter:
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Sends the gradients, which FSDP has padded with zeros."""
+        """Reduce-scatter the gradients, which FSDP has padded with zeros."""
         square = torch.linalg.vector_norm(input_tensor).square()
         self.square = square if self.square is None else self.square + square
         return reduce_scatter_single(
@@ -91,8 +90,8 @@ class FullySharded:
     ) -> None:
         self._modules = [m for m in modules if isinstance(m, FSDPModule)]
         self._weights = list(weights)
-        # gradients of cut and uncut weights travel together, and those of tied ones are added up
-        # afterwards
+        # the norm is unknown if tp leaves some weights unsharded, whose gradients are sent together
+        # with others, and for tied weights, whose gradients are summed later
         self._sees_all = all(w.copies == 1 and w.also_group is None for w in self._weights)
         self._sent = WatchedReduceScatter()
         for module in self._modules if self._sees_all else ():
@@ -111,8 +110,8 @@ class FullySharded:
 
     @property
     def local_square(self) -> Tensor | None:
-        """See `GradientSync`; not known where tp leaves some weights uncut or a pipeline ties
-        two."""
+        """See `GradientSync`; None if tp leaves some weights unsharded or a pipeline has tied
+        weights."""
         return self._sent.square
 
     def expect(self, backwards: int) -> None:
@@ -120,8 +119,8 @@ class FullySharded:
         self._backwards, self._sent.square = backwards, None
 
     def micro_batch(self, index: int) -> None:
-        """Before the forward pass of a micro-batch outside a pipeline (whose stages see to this
-        themselves)."""
+        """To be called before the forward pass of each micro-batch. Not needed in a pipeline, whose
+        stages do it."""
         last = index == self._backwards - 1
         for module in self._modules:
             module.set_requires_gradient_sync(last)

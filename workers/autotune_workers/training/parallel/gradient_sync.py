@@ -1,4 +1,4 @@
-"""What gradient synchronization works on: the weights of a rank, the tensors that its optimizer
+"""Data structures of gradient synchronization: the weights of a rank, the tensors that its optimizer
 updates, and the protocol between them.
 
 Losses are scaled so that the sum of a gradient over ranks is the mean gradient.
@@ -21,70 +21,70 @@ from autotune_workers.training.parallel.mesh import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A parameter with what its gradient needs."""
+    """A parameter with the process groups that its gradient is summed over."""
 
     name: str
-    """in the whole model"""
+    """name in the whole model"""
     parameter: nn.Parameter
     group: dist.ProcessGroup | None
-    """ranks that hold the same values and see other data; None when there is only this one"""
+    """ranks with the same values and other data; None for a single rank"""
     shard_group: dist.ProcessGroup | None = None
-    """those of `group` among which shards are divided; None for all of them"""
+    """the ranks of `group` over which shards are distributed; None for all of them"""
     replica_group: dist.ProcessGroup | None = None
-    """those of `group` that hold the same shard; None when there are no replicas"""
+    """the ranks of `group` with the same shard; None without replicas"""
     also_group: dist.ProcessGroup | None = None
-    """ranks over which the gradient is summed first: first and last pipeline rank, for a tied
-    embedding that both hold, or tp ranks that see other parts of what flows"""
+    """ranks over which the gradient is summed first: the first and last pipeline rank for a tied
+    embedding, or tp ranks whose gradients are terms of a sum"""
     in_layer: bool = False
     """whether it belongs to one of the repeated layers"""
     copies: int = 1
-    """ranks outside `group` that hold the same values: tp ranks of a weight that is not sharded,
-    ranks of `also_group`"""
+    """number of ranks with the same values outside `group`: tp ranks of an unsharded weight, ranks
+    of `also_group`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What the optimizer of this rank updates: a plain tensor whose gradient is set when a step's
+    """A plain tensor that this rank's optimizer updates. Its gradient is set when the step's
     gradients are complete."""
 
     tensor: Tensor
     name: str
-    """of the weight in the whole model; empty for a slice of several weights"""
+    """name of the weight in the whole model; empty for a slice of several weights"""
     copies: int
-    """ranks that hold and update these same values"""
+    """number of ranks that update the same values"""
     in_layer: bool = False
     """whether it is a weight of one of the repeated layers"""
 
 
 class GradientSync(Protocol):
-    """Completes the gradients of a step. `Replicated` does so for ZeRO stages 0 and 1,
-    `FullySharded` for 2 and 3."""
+    """Sums the gradients of a step over ranks. `Replicated` implements ZeRO stages 0 and 1,
+    `FullySharded` 2 and 3."""
 
     shards: list[Shard]
 
     @property
     def local_square(self) -> Tensor | None:
-        """Squared norm of this rank's own gradient before it was summed, where it is known."""
+        """Squared norm of this rank's gradient before it was summed; None if unknown."""
 
     def expect(self, backwards: int) -> None:
-        """A step begins: so many backward passes add to each gradient before it is complete."""
+        """Begin a step in which each gradient is complete after this number of backward passes."""
 
     def finish(self) -> None:
-        """Waits until every shard's gradient is the sum over ranks."""
+        """Wait until every shard's gradient is the sum over ranks."""
 
     def publish(self) -> None:
-        """After the optimizer: makes the updated values known to all ranks, and forgets the
+        """After the optimizer's update, distribute the new values to all ranks and delete the
         gradients."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
+    """This rank's part of a DTensor; other tensors unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of the gradient, summed over tp where it is partial; zeros for a weight that
-    no token met."""
+    """This rank's part of the gradient, summed over tp if it is partial; zeros for a weight that no
+    token used."""
     grad = parameter.grad
     if grad is None:
         return torch.zeros_like(local(parameter.detach()))
@@ -103,12 +103,12 @@ def weights_of(
     layers: tuple[str, ...] = ("layers.",),
     partial_over_tp: Container[str] = (),
 ) -> Iterator[Weight]:
-    """The weights of a stage that are trained, each with the ranks over which its gradient is
-    summed.
+    """The trained weights of a stage, each with the ranks over which its gradient is summed.
 
-    `parameters`: with their names in the whole model. `tied`: the one that the first and the last
-    stage share. `layers`: how names of weights in layers begin. `partial_over_tp`: whole weights
-    that see a part of what flows, so that their gradients are summed over tp.
+    `parameters`: with names in the whole model. `tied`: name of the weight that the first and last
+    stage share. `layers`: prefixes of the names of weights in layers. `partial_over_tp`: names of
+    unsharded weights whose gradients must be summed over tp, because each tp rank computes only a
+    part.
     """
     ranks = config.dp * config.cp
     dense = "dp_cp" if ranks > 1 else ""
@@ -120,7 +120,7 @@ def weights_of(
         if not parameter.requires_grad:
             continue
         axis = experts if ".experts." in name else dense
-        is_cut = axis in mesh.hybrid
+        is_hybrid = axis in mesh.hybrid
         is_tied = name == tied and tied_group is not None
         if is_tied:
             also_group = tied_group
@@ -130,8 +130,8 @@ def weights_of(
             name=name,
             parameter=parameter,
             group=mesh.group(axis) if axis else None,
-            shard_group=mesh.group(f"{axis}_shard") if is_cut else None,
-            replica_group=mesh.group(f"{axis}_replica") if is_cut else None,
+            shard_group=mesh.group(f"{axis}_shard") if is_hybrid else None,
+            replica_group=mesh.group(f"{axis}_replica") if is_hybrid else None,
             also_group=also_group,
             in_layer=name.startswith(layers),
             copies=(1 if _is_sharded(parameter, "tp") else config.tp) * (2 if is_tied else 1),
@@ -139,7 +139,7 @@ def weights_of(
 
 
 def _is_sharded(parameter: nn.Parameter, axis: str) -> bool:
-    """Whether the ranks of that mesh axis hold different parts of it."""
+    """Whether the parameter is sharded over this mesh axis."""
     if not isinstance(parameter, DTensor):
         return False
     axes = parameter.device_mesh.mesh_dim_names or ()

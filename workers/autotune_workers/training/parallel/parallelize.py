@@ -1,23 +1,17 @@
-"""The model of one rank under a config: its pipeline stages, and each kind of parallelism applied
-to them in turn.
+"""Builds a rank's pipeline stages, and applies each kind of parallelism to them.
 
-The stages are built on the meta device, without memory, and changed there. Their weights are made
-last, layer by layer, so that a rank never holds more than one whole layer of a model that it keeps
-only a part of.
+The bundled decoder is built on the meta device, without memory, and changed there. Its weights are
+allocated last, layer by layer, so that a rank never has more than one whole layer of a model of
+which it keeps only a part.
 
-The part of a model that code builds that one rank holds: its pipeline stages, and each kind of
-parallelism applied to them in turn.
+A model built by code is built whole in host memory, with the same initial values on all ranks, and
+split afterwards, so that its own initialization is used. So the host needs memory for the whole
+model in fp32, for at least one rank at a time (`in_turns`); the device only has the rank's part.
 
-The module is built whole on the host, with the same starting values on every rank, and cut from
-there: its own initialization counts. So the host must have room for the whole model in fp32 for a
-moment, for one rank at least (`in_turns`); the device holds what the config leaves of it.
-
-Tensor parallelism of a model that code builds, by its plan: each module that the plan names is cut
-over the `tp` axis as DTensors.
-
-What flows between modules stays plain tensors, as every tp rank computes them: outputs of a column
-cut are this rank's part, all else is whole. Weights that no entry cuts are equal on all tp ranks.
-`autotune_workers.own_model.built_model` has the names of the styles.
+Tensor parallelism of a model built by code follows its plan: each module in the plan is split over
+the `tp` axis with DTensors. Activations between modules are plain tensors: outputs of column-wise
+split modules are this rank's part, all others are whole. Weights that are not in the plan are equal
+on all tp ranks. `autotune_workers.own_model.built_model` has the names of the styles.
 """
 
 from __future__ import annotations
@@ -72,7 +66,7 @@ from autotune_workers.training.task import ParallelModel
 
 
 def parallelize(request: TrialRequest, mesh: Mesh, context: RankContext) -> ParallelModel:
-    """Builds this rank's stages and their gradient synchronization; collective."""
+    """Build this rank's stages of the decoder and their gradient synchronization. Collective."""
     config, model = request.config, request.workload.model
     tied_group = tied_embedding_group(config, mesh, context) if model.tied_embeddings else None
     stages = decoder_stages(request, mesh, context)
@@ -91,7 +85,7 @@ def parallelize(request: TrialRequest, mesh: Mesh, context: RankContext) -> Para
 def decoder_stages(
     request: TrialRequest, mesh: Mesh, context: RankContext
 ) -> dict[int, DecoderStage]:
-    """This rank's stages, by number."""
+    """This rank's stages of the decoder, by number."""
     config, model = request.config, request.workload.model
     stages: dict[int, DecoderStage] = {}
     for number, layers in layers_of_rank(model, config, mesh.pp).items():
@@ -111,18 +105,18 @@ def decoder_stages(
 def parallelize_stage(
     stage: DecoderStage, request: TrialRequest, mesh: Mesh, device: torch.device
 ) -> None:
-    """Applies the config to a stage on the meta device, and gives its weights memory and values."""
+    """Apply the config to a stage on the meta device, then allocate and initialize its weights."""
     config, workload = request.config, request.workload
     dtype = DTYPES[config.precision]
 
-    # before tensor parallelism, which looks for the projections by name
+    # before tensor parallelism, which finds the projections by name
     if config.precision == "fp8":
         to_float8(stage)
 
     if config.tp > 1:
         apply_tensor_parallel(stage, mesh.axes["tp"], sequence_parallel=config.sequence_parallel)
 
-    # after tensor parallelism, which they follow
+    # after tensor parallelism, which adapters and loss follow
     if workload.peft is not None:
         apply_adapters(stage, workload.peft, dtype)
     if config.loss == "chunked" and stage.is_last:
@@ -144,8 +138,8 @@ def parallelize_stage(
     if config.compile:
         apply_compile(stage.layers.values())
 
-    # last: FSDP puts its hooks around everything above, and shards each layer before the next one
-    # gets its memory
+    # last: FSDP's hooks must wrap everything above, and each layer is sharded before the next one
+    # is allocated
     names = {parameter: name for name, parameter in global_names(stage)}
     for module in (*stage.layers.values(), stage):
         materialize(module, names, workload.model, seed=request.seed, device=device)
@@ -156,7 +150,7 @@ def parallelize_stage(
 def _experts(
     model: ModelSpec, config: ParallelConfig, mesh: Mesh
 ) -> Callable[[], nn.Module] | None:
-    """Makes the experts of a layer that belong on this rank; None for a model without experts."""
+    """A function that creates this rank's experts of a layer; None for a model without experts."""
     if not model.num_experts:
         return None
     group = mesh.group("ep") if config.ep > 1 else None
@@ -166,7 +160,7 @@ def _experts(
 def _chunked_loss(
     mesh: DeviceMesh, vocabulary: VocabularySlice, output: nn.Linear, x: Tensor, targets: Tensor
 ) -> Tensor:
-    """See `decoder.Loss`. `mesh`: tensor-parallel ranks."""
+    """The chunked loss as a `decoder.Loss`. `mesh`: tensor-parallel ranks."""
     stream = whole_stream(x, mesh) if mesh.size() > 1 else x
     weight = output.weight.to_local() if isinstance(output.weight, DTensor) else output.weight
     return chunked_token_losses(stream.flatten(0, 1), weight, targets.flatten(), vocabulary)
@@ -179,16 +173,16 @@ def _place_positions(
     mesh: Mesh,
     device: torch.device,
 ) -> None:
-    held = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style)
-    attention = document_positions(held, workload.document_len)
+    own = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style)
+    attention = document_positions(own, workload.document_len)
     is_split = config.sequence_parallel and config.tp > 1
     stream = attention.chunk(config.tp)[mesh.tp] if is_split else attention
     stage.place(attention.to(device), stream.to(device))
 
 
 def _apply_data_parallel(module: nn.Module, config: ParallelConfig, mesh: Mesh) -> None:
-    """Shards the module's weights with FSDP: experts over the ranks that hold the same ones, all
-    else over dp and cp."""
+    """Shard the module's weights with FSDP: experts over the ranks with the same experts, all others
+    over dp and cp."""
     dtype, stage = DTYPES[config.precision], config.zero_stage
     if config.ep > 1 and isinstance(module, Block):
         assert isinstance(module.mlp, MixtureOfExperts)
@@ -199,7 +193,7 @@ def _apply_data_parallel(module: nn.Module, config: ParallelConfig, mesh: Mesh) 
 def gradient_sync(
     stages: Iterable[nn.Module], weights: list[Weight], config: ParallelConfig
 ) -> GradientSync:
-    """What completes the gradients of these stages."""
+    """Create the gradient synchronization of these stages."""
     if config.zero_stage >= 2:
         return FullySharded(
             [m for stage in stages for m in stage.modules()], weights, stage=config.zero_stage
@@ -215,9 +209,9 @@ def parallelize_own(
     *,
     tied_group: dist.ProcessGroup | None,
 ) -> ParallelModel:
-    """Makes this rank's stages and their gradient synchronization; no rank waits for another.
-    `built`: the whole model; it is used up. `tied_group`: of the first and the last pipeline
-    rank."""
+    """Create this rank's stages of a model built by code, and their gradient synchronization. Not
+    collective. `built`: the whole model, which is changed. `tied_group`: the first and the last
+    pipeline rank; None without tied weights."""
     config = request.config
     shared = aliases(built.model)
     numbers = range(mesh.pp, config.pp * config.virtual_stages, config.pp)
@@ -247,7 +241,7 @@ def parallelize_own(
 
 
 def own_stage(built: BuiltModel, number: int, config: ParallelConfig) -> OwnStage:
-    """The stage of that number, whole. Changes `built.model`."""
+    """The pipeline stage with this number, before any other parallelism. Changes `built.model`."""
     count = config.pp * config.virtual_stages
     return OwnStage(
         cut(built, number, count),
@@ -265,8 +259,8 @@ def _parallelize_stage(
     mesh: Mesh,
     device: torch.device,
 ) -> frozenset[str]:
-    """Applies the config to the stage. Returns the names of whole weights whose gradients are parts
-    of a sum over tp."""
+    """Apply the config to the stage. Returns the names of unsharded weights whose gradients must be
+    summed over tp."""
     config, peft = request.config, request.workload.peft
     dtype = DTYPES[config.precision]
     partial: frozenset[str] = frozenset()
@@ -277,9 +271,9 @@ def _parallelize_stage(
         start = functools.partial(
             initial_value, spec=request.workload.model, seed=request.seed, device=host
         )
-        beside = adapted(stage.built, peft)
-        apply_own_adapters(stage.module, beside, peft.rank, dtype, start)
-        summed = [name for name in beside if f"{name}.weight" in partial]
+        linears = adapted(stage.built, peft)
+        apply_own_adapters(stage.module, linears, peft.rank, dtype, start)
+        summed = [name for name in linears if f"{name}.weight" in partial]
         partial |= {f"{name}.adapters.{key}" for name in summed for key in ("a", "b")}
 
     if config.recompute == "full":
@@ -291,8 +285,8 @@ def _parallelize_stage(
     if config.compile:
         apply_compile(stage.layers.values())
 
-    # last: FSDP puts its hooks around everything above, and moves each block to the device before
-    # the next one
+    # last: FSDP's hooks must wrap everything above, and each block is moved to the device before the
+    # next one
     if config.zero_stage >= 2:
         shard = functools.partial(
             shard_module, mesh=mesh.shards_of("dp_cp"), stage=config.zero_stage, dtype=dtype
@@ -302,37 +296,36 @@ def _parallelize_stage(
         if config.pp == 1:
             shard(stage.module, cast_inputs=True)
         else:
-            # torch's schedules tell a stage when its last backward pass ends, and part of a class
-            # is run without the class's own forward pass. The loss sees the inputs too, so that
-            # they stay as they are: autocast takes care of the first products.
+            # the stage itself, because torch's schedules call methods of FSDP on it, and a part of a
+            # class runs without the class's own forward pass. Inputs are not cast, because the loss
+            # uses them too; autocast casts them for the first products.
             shard(stage)
     if any(tensor.device.type != device.type for tensor in (*stage.parameters(), *stage.buffers())):
-        stage.to(device)  # torch refuses to move fake tensors, also to where they are
+        stage.to(device)  # only if needed, because torch does not move fake tensors at all
     return partial
 
 
 def _attention(stage: OwnStage) -> list[nn.Module]:
-    found = attention_modules(stage.module, tuple(name for name in stage.layers if name))
-    if not found:
+    names = attention_modules(stage.module, tuple(name for name in stage.layers if name))
+    if not names:
         raise ConfigError(
             "recompute=selective runs attention again, but no module in the model's blocks has attention (attn) in its name",
             remedy="use recompute=full",
             field="recompute",
         )
-    return [stage.module.get_submodule(name) for name in found]
+    return [stage.module.get_submodule(name) for name in names]
 
 
 def adapted(built: BuiltModel, peft: Peft) -> dict[str, nn.Linear]:
-    """The projections beside which adapters stand: all of the blocks (of the model, where it has
-    none), or those of their attention."""
+    """The projections that get adapters: all in the blocks (in the model, if it has no blocks), or
+    those of the blocks' attention. Raises `ConfigError` if there are none."""
     blocks = block_names(built)
     inside = attention_modules(built.model, blocks) if peft.targets == "attention" else blocks
     prefixes = tuple(f"{name}." for name in inside)
     linears = {
         name: module
         for name, module in built.model.named_modules()
-        # the router is no part of what is adapted: it chooses, and a choice has no gradient of its
-        # own
+        # without the router: its choice of experts has no gradient
         if type(module) is nn.Linear
         and not name.endswith("router")
         and (not blocks or name.startswith(prefixes))
@@ -347,49 +340,52 @@ def adapted(built: BuiltModel, peft: Peft) -> dict[str, nn.Linear]:
 
 
 WHOLE_INPUT = ("rowwise_split_input", "rowwise_rep")
+"""styles of row-wise split modules whose input is whole"""
 GATHERED = ("colwise_gather_output", "colwise_rep")
+"""styles of column-wise split modules whose output is gathered"""
 
 
 def whole_plan(built: BuiltModel) -> dict[str, Any]:
-    """The style of each module of a whole model that is cut: a projection that is tied to an
-    embedding is cut over the vocabulary, and so is that."""
+    """The style of each split module of a whole model. If a projection that is split over the
+    vocabulary is tied to an embedding, the embedding is split too."""
     plan = dict(planned(built))
     for other, first in aliases(built.model).items():
         names = other.rpartition(".")[0], first.rpartition(".")[0]
-        for one, partner in (names, names[::-1]):
-            if plan.get(one) in ("colwise", *GATHERED) and partner not in plan:
+        for module_name, partner in (names, names[::-1]):
+            if plan.get(module_name) in ("colwise", *GATHERED) and partner not in plan:
                 plan[partner] = "embedding_rowwise"
     return plan
 
 
 def apply_plan(module: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh) -> frozenset[str]:
-    """Cuts the weights of what a stage holds of the module, in place. Returns the names of whole
-    weights whose gradients are parts of a sum over tp."""
+    """Split the weights of a stage's module over tp, in place. Returns the names of unsharded
+    weights whose gradients must be summed over tp."""
     shared = aliases(module)
     partial: set[str] = set()
-    held = dict(module.named_modules())
+    modules = dict(module.named_modules())
     for name, style in plan.items():
-        inner = held.get(name)
+        inner = modules.get(name)
         if inner is None or isinstance(inner, Skip):
             continue
         if style == "replicated_with_grad_allreduce":
             partial |= {f"{name}.{key}" for key, _ in inner.named_parameters()}
         elif style != "replicate":
             parallelize_module(inner, mesh, _style(name, inner, style), src_data_rank=None)
-    for other, first in shared.items():  # cut alike, and still one weight
+    for other, first in shared.items():  # share weights again, which are split in the same way
         owner, _, key = other.rpartition(".")
-        holder, _, kept = first.rpartition(".")
-        setattr(module.get_submodule(owner), key, getattr(module.get_submodule(holder), kept))
+        first_owner, _, first_key = first.rpartition(".")
+        weight = getattr(module.get_submodule(first_owner), first_key)
+        setattr(module.get_submodule(owner), key, weight)
     return frozenset(partial)
 
 
 def _style(name: str, module: nn.Module, style: Any) -> Any:
     if not isinstance(style, str):
         return style
-    wanted = nn.Embedding if style == "embedding_rowwise" else nn.Linear
-    if not isinstance(module, wanted):
+    expected = nn.Embedding if style == "embedding_rowwise" else nn.Linear
+    if not isinstance(module, expected):
         raise ConfigError(
-            f"the style {style!r} splits a {wanted.__name__}, but {name} is a {type(module).__name__}",
+            f"the style {style!r} splits a {expected.__name__}, but {name} is a {type(module).__name__}",
             remedy="name its projections in the plan, or use your own torch ParallelStyle",
             field="model.tp_plan",
         )

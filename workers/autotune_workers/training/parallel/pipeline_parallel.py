@@ -1,12 +1,12 @@
-"""Pipeline parallelism: which layers a rank runs, and in which order it runs its micro-batches.
+"""Pipeline parallelism: the layers of a rank, and the order of its micro-batches.
 
     gpipe                    all forward, then all backward (Huang et al. 2019, arXiv:1811.06965)
     1f1b                     one forward, one backward (Narayanan et al. 2021, arXiv:2104.04473, section 2.2)
-    interleaved_1f1b         the same with `virtual_stages` stages per rank (there, section 2.2.2)
+    interleaved_1f1b         1f1b with `virtual_stages` stages per rank (same paper, section 2.2.2)
     interleaved_zero_bubble  weight gradients are computed later, in the bubble (Qi et al. 2024, arXiv:2401.10241, ZB1P)
 
-The schedules are torch's. Stage i sits on rank i mod pp. The shapes of the tensors that stages send
-are given beforehand, so that no step has to infer them.
+The schedules are torch's. Stage i is on rank i mod pp. The shapes of the tensors between stages are
+passed in advance, so that no step has to infer them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from autotune.spec import ModelSpec, ParallelConfig
 from autotune_workers.training.model.decoder import split_layers
 from autotune_workers.training.task import Loss, Task
 
-LOOPED = {
+INTERLEAVED = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
 }
 
 
 def check_schedule(config: ParallelConfig) -> None:
-    """Raises `ConfigError` for a schedule that cannot run this config, whatever the model."""
+    """Raise `ConfigError` if the schedule cannot run this config with any model."""
     micro_batches = config.accumulation_steps
     if config.pp_schedule != "gpipe" and micro_batches < config.pp:
         raise ConfigError(
@@ -46,7 +46,7 @@ def check_schedule(config: ParallelConfig) -> None:
             field="accumulation_steps",
         )
     if config.pp_schedule == "interleaved_zero_bubble" and config.zero_stage == 3:
-        # measured: torch loses a part of the gradient then, without a word
+        # torch silently loses a part of the gradients in this case
         raise ConfigError(
             "interleaved_zero_bubble delays weight gradients until zero_stage=3 has freed the gathered weights",
             remedy="use zero_stage 0, 1 or 2",
@@ -62,7 +62,7 @@ def layers_of_rank(model: ModelSpec, config: ParallelConfig, pp_rank: int) -> di
 
 
 class Pipeline:
-    """The stages of one rank under their schedule."""
+    """The stages of a rank with their schedule."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class Pipeline:
             "loss_fn": loss,
             "scale_grads": False,
         }
-        if config.pp_schedule in LOOPED:
-            self._schedule = LOOPED[config.pp_schedule](pipe, **options)
+        if config.pp_schedule in INTERLEAVED:
+            self._schedule = INTERLEAVED[config.pp_schedule](pipe, **options)
         else:
             self._schedule = (ScheduleGPipe if config.pp_schedule == "gpipe" else Schedule1F1B)(
                 pipe[0], **options
             )
 
     def step(self, inputs: Any, targets: Any) -> list[Tensor]:
-        """Forward and backward of all micro-batches; the losses of each, on the rank of the last
-        stage (empty elsewhere)."""
+        """Run forward and backward passes of all micro-batches. Returns their losses on the rank of
+        the last stage, and an empty list on others."""
         losses: list[Tensor] = []
         args, kwargs, target = self._task.fed(
             inputs, targets, is_first=self._is_first, is_last=self.is_last

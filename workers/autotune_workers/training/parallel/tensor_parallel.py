@@ -1,13 +1,13 @@
 """Tensor parallelism: each matrix of a stage is sharded over the `tp` axis as a DTensor (Shoeybi et
 al. 2019, arXiv:1909.08053).
 
-    column cut   wq wk wv up gate output      row cut   wo down (their outputs are summed) and the embedding (over the vocabulary)
+    column-wise   wq wk wv up gate output      row-wise   wo down (their outputs are summed) and the embedding (over the vocabulary)
 
-With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) the residual stream and the
-norms hold only s / tp positions: the sum after a row cut becomes a reduce-scatter, the entry of
-attention and MLP an all-gather. The logits stay cut over the vocabulary, and the loss is taken on
-the cut. Without sequence parallelism, norms and position embeddings are plain tensors, equal on all
-tp ranks.
+With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198), the residual stream and the
+norms have only s / tp positions: the sum after a row-wise split matrix becomes a reduce-scatter,
+and attention and MLP begin with an all-gather. The logits stay split over the vocabulary, and the
+loss is computed on the split logits. Without sequence parallelism, norms and position embeddings
+are plain tensors, equal on all tp ranks.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from autotune_workers.training.torch_internals import local_shape_and_offset
 def apply_tensor_parallel(
     stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool
 ) -> None:
-    """Turns the stage's weights into DTensors over `mesh` and puts the collectives around its
-    modules. The weights may be on the meta device."""
+    """Convert the stage's weights to DTensors over `mesh`, and add collectives around its modules.
+    The weights may be on the meta device."""
     stream = Shard(1) if sequence_parallel else Replicate()
     for block in stage.layers.values():
-        _cut_block(block, mesh, stream)
+        _split_block(block, mesh, stream)
     plan: dict[str, Any] = {}
     if stage.embed is not None:
         plan["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
@@ -56,10 +56,10 @@ def apply_tensor_parallel(
     parallelize_module(stage, mesh, plan)
     stage.tie()
     if stage.positions is not None and sequence_parallel:
-        _cut_positions(stage.positions, mesh)
+        _split_positions(stage.positions, mesh)
 
 
-def _cut_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
+def _split_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
     entry = {"input_layouts": (stream,), "desired_input_layouts": (Replicate(),)}
     plan: dict[str, Any] = {
         "attention": PrepareModuleInput(
@@ -70,7 +70,7 @@ def _cut_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> Non
     }
     if isinstance(block.mlp, Mlp):
         plan["mlp"] = PrepareModuleInput(**entry)
-        plan.update({f"mlp.{name}": cut for name, cut in _mlp_plan(block.mlp, stream).items()})
+        plan.update({f"mlp.{name}": style for name, style in _mlp_plan(block.mlp, stream).items()})
     else:
         plan["mlp"] = PrepareModuleInputOutput(
             **entry,
@@ -82,8 +82,8 @@ def _cut_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> Non
             if isinstance(module, Mlp):
                 plan.update(
                     {
-                        f"mlp.{name}.{key}": cut
-                        for key, cut in _mlp_plan(module, Replicate()).items()
+                        f"mlp.{name}.{key}": style
+                        for key, style in _mlp_plan(module, Replicate()).items()
                     }
                 )
     if isinstance(stream, Shard):
@@ -99,7 +99,7 @@ def _mlp_plan(mlp: Mlp, stream: Replicate | Shard) -> dict[str, Any]:
     }
 
 
-def _cut_positions(module: nn.Module, mesh: DeviceMesh) -> None:
+def _split_positions(module: nn.Module, mesh: DeviceMesh) -> None:
     def partition(_: str, inner: nn.Module, mesh: DeviceMesh) -> None:
         weight = distribute_tensor(inner.weight, mesh, [Replicate()], src_data_rank=None)
         inner.register_parameter("weight", nn.Parameter(weight))
@@ -114,8 +114,8 @@ def _cut_positions(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a whole weight that this rank keeps of `parameter` (all of it, when that is no
-    DTensor)."""
+    """This rank's part of the whole value of a parameter; all of it if the parameter is not a
+    DTensor."""
     if not isinstance(parameter, DTensor):
         return whole
     shape, offset = local_shape_and_offset(whole.shape, parameter.device_mesh, parameter.placements)
@@ -123,7 +123,7 @@ def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
 
 
 def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> VocabularySlice:
-    """The token ids of this rank's logits."""
+    """The slice of token ids whose logits this rank computes."""
     (size,), (start,) = local_shape_and_offset((vocab_size,), mesh, [Shard(0)])
     return VocabularySlice(
         start=start, size=size, group=mesh.get_group() if mesh.size() > 1 else None
@@ -131,8 +131,8 @@ def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> VocabularySlice:
 
 
 def whole_stream(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The residual stream of all positions as a plain tensor (b, s, h), whose gradient is this
-    rank's part of a sum over tp."""
+    """The residual stream of all positions as a plain tensor (b, s, h). Its gradient is summed over
+    tp."""
     if not isinstance(x, DTensor):
         x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
     return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
