@@ -1,7 +1,7 @@
-// Keeps a page current without reloading it. Two attributes of <main> say how:
-//   data-events="URL"    a stream of server-sent events: the page is fetched again when something has happened
-//   data-every="SECONDS" no stream: it is fetched again after so long
-// Only the contents of <main> are replaced; open details, the focus and the place on the page stay. Without scripts the page reloads itself.
+// Updates a page without reloading it. Controlled by attributes of <main>:
+//   data-events="URL"    a stream of server-sent events: the page is fetched again after each event
+//   data-every="SECONDS" the page is fetched again after this time
+// Only the contents of <main> are replaced; open details, focus and scroll position are kept. Without scripts the page reloads itself.
 "use strict";
 
 const RETRY_MS = 3000;
@@ -14,19 +14,19 @@ let refreshing = Promise.resolve(); // one after the other, or an old page could
 let pending = false;
 let pause = 0;
 
-// The details of a page by what they belong to: new ones may appear between them.
+// The <details> elements by a stable key, as new ones may appear between them.
 function detailsOf(main) {
   const name = (part) => `${part.closest("[id]")?.id} ${part.querySelector("summary")?.textContent.replace(/\d+/g, "")}`;
   return new Map([...main.querySelectorAll("details")].map((part) => [name(part), part]));
 }
 
-// What a control is known by: its place, what it is, and where it leads or what it says.
+// Key that identifies a control after an update: its position, type, and target or text.
 function nameOf(control) {
-  const says = control.getAttribute("aria-label") ?? control.textContent.replace(/\d+/g, "");
-  return [control.closest("[id]")?.id, control.tagName, control.name, control.getAttribute("href") ?? control.value, says].join(" ");
+  const label = control.getAttribute("aria-label") ?? control.textContent.replace(/\d+/g, "");
+  return [control.closest("[id]")?.id, control.tagName, control.name, control.getAttribute("href") ?? control.value, label].join(" ");
 }
 
-// New contents for a part of the page: open details and the focus stay.
+// Replaces the contents of a part of the page; keeps open details and the focus.
 function fill(part, contents) {
   const focus = part.contains(document.activeElement) ? document.activeElement : null;
   const name = focus && nameOf(focus);
@@ -37,12 +37,12 @@ function fill(part, contents) {
   if (focus) [...part.querySelectorAll(CONTROLS)].find((control) => nameOf(control) === name)?.focus({ preventScroll: true });
 }
 
-// A page of this service; null where it can't be had, an error where it may be had later.
+// Fetches a page of this service; null if it does not exist or is not allowed, throws if a retry may succeed.
 async function pageAt(url) {
-  const answer = await fetch(url, { headers: { Accept: "text/html" } });
-  if (answer.status >= 500 || answer.status === 429) throw new Error(answer.statusText);
-  if (!answer.ok || answer.redirected) return null;
-  return new DOMParser().parseFromString(await answer.text(), "text/html");
+  const response = await fetch(url, { headers: { Accept: "text/html" } });
+  if (response.status >= 500 || response.status === 429) throw new Error(response.statusText);
+  if (!response.ok || response.redirected) return null;
+  return new DOMParser().parseFromString(await response.text(), "text/html");
 }
 
 async function refresh() {
@@ -59,7 +59,7 @@ async function refresh() {
   await fetchLate();
 }
 
-// Whether someone is filling in a form of the page, which must not be taken away.
+// Whether the user is filling in a form, which must not be replaced.
 function typing(main) {
   const at = document.activeElement;
   return main.contains(at) && ["INPUT", "SELECT", "TEXTAREA"].includes(at.tagName);
@@ -76,9 +76,9 @@ async function follow(url) {
   let after = "";
   for (;;) {
     try {
-      const answer = await fetch(url, { headers: { Accept: "text/event-stream", "Last-Event-ID": after } });
-      if (!answer.ok) throw new Error(answer.statusText);
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      const response = await fetch(url, { headers: { Accept: "text/event-stream", "Last-Event-ID": after } });
+      if (!response.ok) throw new Error(response.statusText);
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (let part = await reader.read(); !part.done; part = await reader.read()) {
         const lines = (rest + part.value).split("\n");
@@ -96,7 +96,7 @@ async function follow(url) {
   }
 }
 
-// What is worked out of all trials of a large study comes after its page, each part from its own address. Until a new one is there, the old one stays.
+// Parts computed from all trials of a large study are loaded after the page, each from its own URL. The old part stays until the new one has arrived.
 function keepLate(old, next) {
   for (const id of LATE) {
     const [before, after] = [old, next].map((part) => part.querySelector(`#${id}`));
@@ -127,7 +127,7 @@ async function fetchLate() {
   }
 }
 
-// Keeps the part of the page current that shows the running trials.
+// Updates the part of the page with the running trials.
 async function followSteps() {
   const part = document.querySelector("#running[data-from]");
   if (!part?.querySelector("li") || part.contains(document.activeElement)) return;

@@ -1,5 +1,5 @@
-// Checks the spec of a new study while it is typed: the form is sent to /submit/preview when nothing was typed for a moment, one request at a time, and the
-// part #checked of the answer takes the place of the one on the page. Without scripts the button `Check` does the same.
+// Checks the spec of a new study while it is typed: after a short pause in typing the form is sent to /submit/preview, one request at a time, and the
+// element #checked is replaced by the one in the response. Without scripts the button `Check` does the same.
 "use strict";
 
 const PAUSE_MS = 600;
@@ -48,7 +48,7 @@ function say(text) {
   checked.replaceChildren(line);
 }
 
-// A mistake's place leads to its line in the text.
+// Clicking the location of an error selects its line in the text.
 checked.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-line]");
   if (!link) return;
