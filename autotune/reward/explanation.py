@@ -127,13 +127,13 @@ def explain(
     reference = reference_of(trials, first.measurement)
     worth = score(trial, reference=reference, objective=objective, workload=workload)
     w = objective.stability_weight
-    others = {"baseline": baseline, other_is: other}
+    compared = {"baseline": baseline, other_is: other}
     if other is not None and baseline is not None and other.number == baseline.number:
-        del others[other_is]
+        del compared[other_is]
     against = {
-        name: _compare(trial, worth, other, reference, objective, workload)
-        for name, other in others.items()
-        if other is not None and other.is_measured and other.number != trial.number
+        name: _compare(trial, worth, peer, reference, objective, workload)
+        for name, peer in compared.items()
+        if peer is not None and peer.is_measured and peer.number != trial.number
     }
     step_parts, source = _step_parts(trial, baseline, profiles or {})
     batch_ratio = 1.0
@@ -145,21 +145,14 @@ def explain(
         *_changed_parts(step_parts, source, tokens_ratio=batch_ratio),
         *_weaknesses(m),
     ]
-    # a weak `equal_tokens` is already among the weaknesses
-    is_said = m.loss_comparison is not None and stability_parts(m).get("equal_tokens", 1.0) < WEAK
     if m.losses and simulated:
         text.append(SIMULATED_LOSSES)
-    elif m.losses and not is_said:
+    elif m.losses and not _has_weak_loss(m):
         text.append(loss_in_words(m))
     if objective.metric == "goodput":
-        has_scale = known_noise_scale(reference) is not None
+        with_scale = m if known_noise_scale(reference) is None else reference
         text.append(
-            _progress(
-                worth.parts["efficiency"],
-                reference if has_scale else m,
-                whose,
-                same_batch=batch_ratio == 1,
-            )
+            _progress(worth.parts["efficiency"], with_scale, whose, same_batch=batch_ratio == 1)
         )
     if batch_ratio != 1:
         text.append(_learning_rate(batch_ratio, workload, whose))
@@ -175,6 +168,11 @@ def explain(
         step_parts_s=step_parts,
         step_parts_source=source,
     )
+
+
+def _has_weak_loss(m: Measurement) -> bool:
+    """Whether the comparison of losses is among the weaknesses, so that it need not be repeated."""
+    return m.loss_comparison is not None and stability_parts(m).get("equal_tokens", 1.0) < WEAK
 
 
 def _failed(trial: Trial) -> list[str]:

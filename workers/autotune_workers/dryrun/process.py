@@ -27,11 +27,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.errors import AutotuneError, DryRunError
 from autotune.ports import TrialRequest
-from autotune.spec import MeasureSpec, ModelSpec, ParallelConfig, Workload
+from autotune.spec import DryRun, MeasureSpec, ModelSpec, ParallelConfig, Workload
 from autotune.spec.plain import to_plain
 from autotune_workers.dryrun.memory_guard import MemoryGuard, beyond_memory, was_refused_memory
 from autotune_workers.dryrun.torch_private import (
@@ -42,6 +42,9 @@ from autotune_workers.dryrun.torch_private import (
 from autotune_workers.gang.failure_kind import root_cause
 from autotune_workers.own_model.users_line import error_with_line, running_line, user_line
 from autotune_workers.process.machine import be_expendable, die_with_parent
+
+if TYPE_CHECKING:
+    from autotune_workers.dryrun.rank_watch import RankWatch
 
 WITHOUT_KERNEL = (
     r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>",
@@ -169,8 +172,55 @@ def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, 
 
 PLACE_S = 0.2
 """how long the main thread has to report its position; short, because its memory keeps growing"""
-Reach = Callable[[str], None]
-"""called with the part that begins"""
+
+
+class Reporter:
+    """Writes the messages of this process, and ends it at a limit."""
+
+    def __init__(self, descriptor: int, limit_bytes: float) -> None:
+        self._descriptor, self._limit_bytes = descriptor, limit_bytes
+        self.guard = MemoryGuard(limit_bytes, self._stop)
+        self.position: Callable[[], str] = lambda: "starting"
+        """returns the last part reached"""
+
+    def reach(self, part: str) -> None:
+        """A part of the task begins."""
+        self.position = lambda: part
+        self.write({"reached": part})
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Writes a message."""
+        os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+
+    def fail(self, error: DryRunError) -> None:
+        """Writes an error."""
+        self.write(
+            {"error": {"message": error.message, "remedy": error.remedy, "field": error.field}}
+        )
+
+    def terminate(self, *_: Any) -> NoReturn:
+        """Reports the position of this thread and ends the process. Accepts the arguments of a
+        signal handler."""
+        # a refused allocation may raise before the guard sees that the limit is exceeded
+        error = sys.exc_info()[1]
+        self._stop_at((user_line(error.__cause__ or error) if error else "") or running_line())
+
+    def _stop(self) -> None:
+        """Called from the guard's thread. Lets the main thread report its position and exit; does
+        so itself if the main thread is within a long call."""
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGTERM)
+        time.sleep(PLACE_S)
+        self._stop_at(running_line(sys._current_frames().get(main_thread)))
+
+    def _stop_at(self, line: str) -> NoReturn:
+        place = self.position() + (f", at {line}" if line else "")
+        if self.guard.is_passed:
+            self.fail(beyond_memory(self._limit_bytes, f"; the last part reached was {place}"))
+        else:
+            self.write({"reached": place})
+        os._exit(1)
 
 
 def main() -> None:
@@ -180,94 +230,46 @@ def main() -> None:
     be_expendable()
     task = json.loads(sys.stdin.buffer.read())
     limit_bytes = task["memory_bytes"]
-
-    def reached() -> str:
-        return "starting"
-
-    def write(message: dict[str, Any]) -> None:
-        os.write(descriptor, json.dumps(message).encode() + b"\n")
-
-    def follow(position: Callable[[], str]) -> None:
-        nonlocal reached
-        reached = position
-
-    def reach(part: str) -> None:
-        follow(lambda: part)
-        write({"reached": part})
-
-    def fail(error: DryRunError) -> None:
-        write({"error": {"message": error.message, "remedy": error.remedy, "field": error.field}})
-
-    def stop_at(line: str) -> None:
-        place = reached() + (f", at {line}" if line else "")
-        if guard.is_passed:
-            fail(beyond_memory(limit_bytes, f"; the last part reached was {place}"))
-        else:
-            write({"reached": place})
-        os._exit(1)
-
-    def terminated(*_: Any) -> None:
-        # a refused allocation may raise before the guard sees that the limit is exceeded
-        error = sys.exc_info()[1]
-        stop_at((user_line(error.__cause__ or error) if error else "") or running_line())
-
-    def stop() -> None:
-        """Called from the guard's thread. Lets the main thread report its position and exit; does
-        so itself if the main thread is within a long call."""
-        main_thread = threading.main_thread().ident
-        assert main_thread is not None
-        signal.pthread_kill(main_thread, signal.SIGTERM)
-        time.sleep(PLACE_S)
-        stop_at(running_line(sys._current_frames().get(main_thread)))
-
-    guard = MemoryGuard(limit_bytes, stop)
+    reporter = Reporter(descriptor, limit_bytes)
     faulthandler.enable()  # prints the line of user code if the process crashes within a library
-    signal.signal(signal.SIGTERM, terminated)
-    reach("importing torch")
+    signal.signal(signal.SIGTERM, reporter.terminate)
+    reporter.reach("importing torch")
     try:
-        with guard.guarding():
+        with reporter.guard.guarding():
             if task["task"] == "inspect":
-                answer = to_plain(_inspected(ModelSpec.from_dict(task["model"]), reach))
+                result = to_plain(_inspected(ModelSpec.from_dict(task["model"]), reporter))
             else:
-                workload, config = (
-                    Workload.from_dict(task["workload"]),
-                    ParallelConfig.from_dict(task["config"]),
-                )
-                answer = to_plain(_run(workload, config, task, reach, follow))
-        if guard.is_passed:
-            terminated()
-        write({"result": answer})
+                result = to_plain(_run(task, reporter))
+        if reporter.guard.is_passed:
+            reporter.terminate()
+        reporter.write({"result": result})
     except BaseException as error:
-        fail(error_of(error, limit_bytes, reached()))
+        reporter.fail(error_of(error, limit_bytes, reporter.position()))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # does not wait for threads that user code started
 
 
-def _inspected(model: ModelSpec, reach: Reach) -> ModelSpec:
+def _inspected(model: ModelSpec, reporter: Reporter) -> ModelSpec:
     from autotune_workers.own_model.inspection import inspect
 
-    reach("building the model")
+    reporter.reach("building the model")
     return inspect(model)
 
 
-def _run(
-    workload: Workload,
-    config: ParallelConfig,
-    task: dict[str, Any],
-    reach: Reach,
-    follow: Callable[[Callable[[], str]], None],
-) -> Any:
-    """Runs the dry run. `follow`: called with a function that returns the current position."""
+def _run(task: dict[str, Any], reporter: Reporter) -> DryRun:
+    workload = Workload.from_dict(task["workload"])
+    config = ParallelConfig.from_dict(task["config"])
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
 
-    reach("building the model")
+    reporter.reach("building the model")
     request, notes = stand_in(workload, config)
+
+    def follow(watch: RankWatch) -> None:
+        reporter.position = watch.position.in_words
+
     return dry_run(
-        request,
-        rank=first_rank_of_stage(config, task["pp_rank"]),
-        notes=notes,
-        watched=lambda watch: follow(watch.position.in_words),
+        request, rank=first_rank_of_stage(config, task["pp_rank"]), notes=notes, watched=follow
     )
 
 

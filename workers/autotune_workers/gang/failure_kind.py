@@ -10,6 +10,7 @@ an exception, an exception in a collective, a collective that timed out, and las
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import re
 import signal
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.spec import Failure, FailureKind
-from autotune_workers.gang.exception_kinds import judged, lacks_memory
+from autotune_workers.gang.exception_kinds import Judged, judged, lacks_memory
 
 PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited|socket (closed|error)"
@@ -28,6 +29,16 @@ PEER_GONE = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_CONNECTION_ERRORS = (
+    "RuntimeError",
+    "ConnectionError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+)
+"""exceptions that a lost peer may cause, besides those of torch.distributed"""
+_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+_CRASHES_WITHOUT_MEMORY = ("SIGABRT", "SIGSEGV", "SIGBUS")
+"""signals with which programs may die after a failed allocation"""
 _KILLED = re.compile(r"\bSIGKILL\b|\bexitcode\s*:\s*-9\b|^Killed$", re.MULTILINE)
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 """the last line of a traceback"""
@@ -122,10 +133,8 @@ def of_exception(
     (the rank's collectives had been aborted before).
     """
     step = report.get("step")
-    where = place(rank, step, phase)
     name, text = str(report.get("type", "Exception")), str(report.get("text", ""))
     exception = f"{name}: {text}" if text else name
-    tail = tuple(log_tail)
     if report.get("failure"):
         named = Failure.from_dict(report["failure"])
         return Evidence(
@@ -135,59 +144,42 @@ def of_exception(
             exception=named.exception or exception,
             rank=rank if named.rank is None else named.rank,
             step=step if named.step is None else named.step,
-            log_tail=named.log_tail or tail,
+            log_tail=named.log_tail or tuple(log_tail),
         )
-
-    def evidence(weight: str, kind: FailureKind, message: str) -> Evidence:
-        return Evidence(
-            weight=weight,
-            kind=kind,
-            message=message,
-            exception=exception,
-            rank=rank,
-            step=step,
-            log_tail=tail,
-        )
-
+    found = _classify(report, name, text)
     first_line = text.strip().splitlines()[0][:300] if text.strip() else name
-    rule = judged(name, text, code=str(report.get("code") or ""), is_started=bool(step))
-    if report.get("errno") == errno.ENOMEM or (rule is not None and rule.weight == "memory"):
-        return evidence(
-            "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}"
-        )
+    return Evidence(
+        weight=found.weight,
+        kind=found.kind,
+        message=f"{place(rank, step, phase)} {found.verb}: {first_line}",
+        exception=exception,
+        rank=rank,
+        step=step,
+        log_tail=tuple(log_tail),
+    )
+
+
+def _classify(report: Mapping[str, Any], name: str, text: str) -> Judged:
+    """Classifies an exception by name, text and the circumstances in the report."""
+    by_itself = judged(
+        name, text, code=str(report.get("code") or ""), is_started=bool(report.get("step"))
+    )
+    if report.get("errno") == errno.ENOMEM or (by_itself and by_itself.weight == "memory"):
+        return Judged("memory", FailureKind.OUT_OF_MEMORY, "ran out of memory")
     if report.get("errno") in _DISK_FULL:
-        return evidence(
-            "exception", FailureKind.ERROR, f"{where} ran out of disk space: {first_line}"
-        )
+        return Judged("exception", FailureKind.ERROR, "ran out of disk space")
     if report.get("aborted"):
-        return evidence("echo", FailureKind.ERROR, f"{where} was aborted: {first_line}")
-    if rule is not None:
-        return evidence(rule.weight, rule.kind, f"{where} {rule.verb}: {first_line}")
-    if "Dist" in name or name in (
-        "RuntimeError",
-        "ConnectionError",
-        "ConnectionResetError",
-        "BrokenPipeError",
-    ):
+        return Judged("echo", FailureKind.ERROR, "was aborted")
+    if by_itself is not None:
+        return by_itself
+    if "Dist" in name or name in _CONNECTION_ERRORS:
         if PEER_GONE.search(text):
-            return evidence(
-                "echo",
-                FailureKind.WORKER_LOST,
-                f"{where} lost the connection to a peer: {first_line}",
-            )
+            return Judged("echo", FailureKind.WORKER_LOST, "lost the connection to a peer")
         if _TIMED_OUT.search(text):
-            return evidence(
-                "timeout",
-                FailureKind.HANG,
-                f"{where} waited in a collective until it timed out: {first_line}",
-            )
+            return Judged("timeout", FailureKind.HANG, "waited in a collective until it timed out")
         if "Dist" in name or report.get("waited"):
-            return evidence(
-                "collective",
-                FailureKind.ERROR,
-                f"{where} raised {name} in a collective: {first_line}",
-            )
-    return evidence("exception", FailureKind.ERROR, f"{where} raised {name}: {first_line}")
+            return Judged("collective", FailureKind.ERROR, f"raised {name} in a collective")
+    return Judged("exception", FailureKind.ERROR, f"raised {name}")
 
 
 def of_death(
@@ -210,64 +202,56 @@ def of_death(
     is attributed to it.
     """
     where, tail = place(rank, step, phase), tuple(log_tail)
-    text = "\n".join(tail)
-
-    def evidence(weight: str, kind: FailureKind, message: str, exception: str) -> Evidence:
-        return Evidence(
-            weight=weight,
-            kind=kind,
-            message=message,
-            exception=exception,
-            rank=rank,
-            step=step,
-            log_tail=tail,
-        )
-
+    evidence = functools.partial(Evidence, rank=rank, step=step, log_tail=tail)
     if code is None:
         lost = place(rank, step, phase, "was lost")
         return evidence(
-            "death", FailureKind.WORKER_LOST, f"{lost}: {why or 'the host is lost'}", why
+            weight="death",
+            kind=FailureKind.WORKER_LOST,
+            message=f"{lost}: {why or 'the host is lost'}",
+            exception=why,
         )
-    status = code
-    code = died_of(status)
-    passed_on = f" (exit code {status})" if code != status else ""
-    if kernel_oom and (code == -signal.SIGKILL or (code > 0 and _KILLED.search(text))):
-        message = f"{where} was killed by the kernel, because the machine ran out of memory"
+    text = "\n".join(tail)
+    number = died_of(code)
+    passed_on = f" (exit code {code})" if number != code else ""
+    if kernel_oom and (number == -signal.SIGKILL or (number > 0 and _KILLED.search(text))):
         return evidence(
-            "memory",
-            FailureKind.OUT_OF_MEMORY,
-            message,
-            "SIGKILL by the kernel's out-of-memory killer",
+            weight="memory",
+            kind=FailureKind.OUT_OF_MEMORY,
+            message=f"{where} was killed by the kernel, because the machine ran out of memory",
+            exception="SIGKILL by the kernel's out-of-memory killer",
         )
-    says_memory = not is_explained and lacks_memory(text)
-    if code >= 0:
-        if says_memory:
-            return evidence(
-                "memory",
-                FailureKind.OUT_OF_MEMORY,
-                f"{where} ran out of memory and ended",
-                f"exit code {code}",
-            )
-        kind = FailureKind.WORKER_LOST if code == 0 else FailureKind.ERROR
-        raised = tail[-1].strip() if code and tail and _RAISED.match(tail[-1].strip()) else ""
-        ended = f"{where} ended with exit code {code}" + (f": {raised}" if raised else "")
-        return evidence("death", kind, ended, raised or f"exit code {code}")
+    lacked_memory = not is_explained and lacks_memory(text)
+    if number < 0:
+        name = _signal_name(-number)
+        exception, has_crashed = name, name in _CRASHES
+        out_of_memory = f"ran out of memory and died with {name}"
+        lacked_memory = lacked_memory and name in _CRASHES_WITHOUT_MEMORY
+        kind = FailureKind.ERROR if has_crashed else FailureKind.WORKER_LOST
+        ended = f"{'crashed with' if has_crashed else 'was killed by'} {name}{passed_on}"
+    else:
+        exception = f"exit code {number}"
+        out_of_memory = "ran out of memory and ended"
+        kind = FailureKind.WORKER_LOST if number == 0 else FailureKind.ERROR
+        ended = f"ended with {exception}"
+        last_line = tail[-1].strip() if tail else ""
+        if number and _RAISED.match(last_line) and not lacked_memory:
+            exception, ended = last_line, f"{ended}: {last_line}"
+    if lacked_memory:
+        return evidence(
+            weight="memory",
+            kind=FailureKind.OUT_OF_MEMORY,
+            message=f"{where} {out_of_memory}",
+            exception=exception,
+        )
+    return evidence(weight="death", kind=kind, message=f"{where} {ended}", exception=exception)
+
+
+def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-code}"
-    if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and says_memory:
-        return evidence(
-            "memory",
-            FailureKind.OUT_OF_MEMORY,
-            f"{where} ran out of memory and died with {name}",
-            name,
-        )
-    if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
-        return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}{passed_on}", name)
-    return evidence(
-        "death", FailureKind.WORKER_LOST, f"{where} was killed by {name}{passed_on}", name
-    )
+        return f"signal {number}"
 
 
 def died_of(code: int) -> int:

@@ -98,7 +98,7 @@ def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
 
 
 def decoder_of_kinds(kinds: Sequence[LayerKind], known: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`ModelSpec` fields of a decoder with the weights of these layers. `told`: known fields, at
+    """`ModelSpec` fields of a decoder with the weights of these layers. `known`: known fields, at
     least hidden_size and vocab_size. None if the layers have too few weights for a decoder, or the
     number of experts, or of experts per token, is unknown."""
     hidden = int(known["hidden_size"])

@@ -32,7 +32,7 @@ class Progress:
         self._micro_batch += 1
 
     def told(self) -> dict[str, Any]:
-        """As part of a message."""
+        """Counts of micro-batches and of collectives by group, as part of a message."""
         if not self._groups:
             return {"micro_batch": self._micro_batch, "collectives": {}}
         from autotune_workers.training.torch_internals import collectives_begun  # imports torch
