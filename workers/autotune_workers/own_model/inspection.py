@@ -64,36 +64,52 @@ _GATED_MATRICES = 3
 """number of matrices of a gated MLP"""
 
 
+_COPIED = (
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_kv_heads",
+    "attention_head_dim",
+    "tied_embeddings",
+    "max_positions",
+)
+"""known fields that `decoder_of_kinds` keeps"""
+
+
 def layer_kinds(blocks: Sequence[nn.Module]) -> tuple[LayerKind, ...]:
     """Groups the blocks by child classes and number of weights, in order of first appearance.
     Weights shared by several blocks count in the first one."""
     seen: set[int] = set()
     groups: dict[tuple[Any, ...], int] = {}
     for block in blocks:
-        own = [
-            (name, parameter)
+        new = {
+            name: parameter
             for name, parameter in block.named_parameters()
             if id(parameter) not in seen
-        ]
-        seen.update(id(parameter) for _, parameter in own)
-        experts = sum(parameter.numel() for name, parameter in own if "experts" in name.split("."))
-        made_of = tuple(type(child).__name__ for child in block.children()) or (
-            type(block).__name__,
+        }
+        seen.update(map(id, new.values()))
+        classes = tuple(type(child).__name__ for child in block.children())
+        key = (
+            classes or (type(block).__name__,),
+            sum(parameter.numel() for parameter in new.values()),
+            sum(
+                parameter.numel() for name, parameter in new.items() if "experts" in name.split(".")
+            ),
+            _attends(block),
         )
-        key = (made_of, sum(parameter.numel() for _, parameter in own), experts, _attends(block))
         groups[key] = groups.get(key, 0) + 1
-    everywhere = (
-        set.intersection(*(set(made_of) for made_of, *_ in groups)) if len(groups) > 1 else set()
-    )
+    in_all: set[str] = set()
+    if len(groups) > 1:
+        in_all = set.intersection(*(set(classes) for classes, *_ in groups))
     return tuple(
         LayerKind(
-            name=_name(made_of, everywhere),
+            name=_name(classes, in_all),
             count=count,
             parameters=weights,
             expert_parameters=experts,
             attends=attends,
         )
-        for (made_of, weights, experts, attends), count in groups.items()
+        for (classes, weights, experts, attends), count in groups.items()
     )
 
 
@@ -101,28 +117,17 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], known: Mapping[str, Any]) -> di
     """`ModelSpec` fields of a decoder with the weights of these layers. `known`: known fields, at
     least hidden_size and vocab_size. None if the layers have too few weights for a decoder, or the
     number of experts, or of experts per token, is unknown."""
-    hidden = int(known["hidden_size"])
-    with_experts = [kind for kind in kinds if kind.expert_parameters]
-    without = [kind for kind in kinds if not kind.expert_parameters]
-    experts, per_token = (
-        int(known.get("num_experts") or 0),
-        int(known.get("experts_per_token") or 0),
-    )
-    if with_experts and not (experts and per_token):
+    expert_kinds = [kind for kind in kinds if kind.expert_parameters]
+    dense_kinds = [kind for kind in kinds if not kind.expert_parameters]
+    num_experts = int(known.get("num_experts") or 0)
+    per_token = int(known.get("experts_per_token") or 0)
+    if expert_kinds and not (num_experts and per_token):
         return None
-    copied = (
-        "hidden_size",
-        "vocab_size",
-        "num_attention_heads",
-        "num_kv_heads",
-        "attention_head_dim",
-        "tied_embeddings",
-    )
     base: dict[str, Any] = {
         "num_layers": sum(kind.count for kind in kinds),
         "num_attention_heads": 1,
         "gated_mlp": True,
-        **{name: known[name] for name in (*copied, "max_positions") if known.get(name)},
+        **{name: known[name] for name in _COPIED if known.get(name)},
     }
     for narrower in ({}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "attention_head_dim": 1}):
         sizes = {**base, **narrower}
@@ -130,37 +135,42 @@ def decoder_of_kinds(kinds: Sequence[LayerKind], known: Mapping[str, Any]) -> di
             shape = ModelSpec(name="decoder", ffn_hidden_size=1, **sizes)
         except SpecError:
             return None
-        fixed = shape.attention_parameters + shape.norm_parameters
-        dense = _width(_average(without, "parameters") - fixed, hidden)
-        router = hidden * experts
-        shared = _width(
-            _average(with_experts, "parameters")
-            - _average(with_experts, "expert_parameters")
-            - fixed
-            - router,
-            hidden,
-        )
-        if (not without or dense >= 1) and (not with_experts or shared >= 0):
+        dense = _dense_width(dense_kinds, shape)
+        shared = _shared_width(expert_kinds, shape, num_experts)
+        if (not dense_kinds or dense >= 1) and (not expert_kinds or shared >= 0):
             break
     else:
         return None
-    if not with_experts:
+    if not expert_kinds:
         return {**sizes, "ffn_hidden_size": dense}
-    fields_with_experts = {
-        **sizes,
-        "num_experts": experts,
+    one_expert = _average(expert_kinds, "expert_parameters") / num_experts
+    sizes |= {
+        "num_experts": num_experts,
         "experts_per_token": per_token,
-        "ffn_hidden_size": max(
-            1, _width(_average(with_experts, "expert_parameters") / experts, hidden)
-        ),
+        "ffn_hidden_size": max(1, _width(one_expert, shape.hidden_size)),
         "shared_ffn_hidden_size": shared,
     }
-    if without:
-        fields_with_experts |= {
-            "num_dense_layers": sum(kind.count for kind in without),
+    if dense_kinds:
+        sizes |= {
+            "num_dense_layers": sum(kind.count for kind in dense_kinds),
             "dense_ffn_hidden_size": dense,
         }
-    return fields_with_experts
+    return sizes
+
+
+def _dense_width(kinds: Sequence[LayerKind], shape: ModelSpec) -> int:
+    """MLP width of layers without experts, given the attention and norms of `shape`."""
+    attention = shape.attention_parameters + shape.norm_parameters
+    return _width(_average(kinds, "parameters") - attention, shape.hidden_size)
+
+
+def _shared_width(kinds: Sequence[LayerKind], shape: ModelSpec, num_experts: int) -> int:
+    """Shared MLP width of layers with experts, given the attention and norms of `shape`."""
+    attention = shape.attention_parameters + shape.norm_parameters
+    router = shape.hidden_size * num_experts
+    routed = _average(kinds, "expert_parameters")
+    weights = _average(kinds, "parameters") - routed - attention - router
+    return _width(weights, shape.hidden_size)
 
 
 def _average(kinds: Sequence[LayerKind], name: str) -> float:
@@ -181,11 +191,11 @@ def _attends(block: nn.Module) -> bool:
     )
 
 
-def _name(made_of: Sequence[str], everywhere: set[str]) -> str:
+def _name(classes: Sequence[str], in_all: set[str]) -> str:
     """Name of a kind of layer: the child classes that not all kinds have, without norms; all
     classes if there is no such class."""
-    plain = [name for name in dict.fromkeys(made_of) if "Norm" not in name]
-    return " + ".join([name for name in plain if name not in everywhere] or plain or list(made_of))
+    plain = [name for name in dict.fromkeys(classes) if "Norm" not in name]
+    return " + ".join([name for name in plain if name not in in_all] or plain or list(classes))
 
 
 _ALWAYS = ("torch", "transformers")
