@@ -167,7 +167,7 @@ def review(
     target: str | Path | Sequence[str],
     *,
     store: BestKnownStore | None = None,
-    **said: Any,
+    **options: Any,
 ) -> Review:
     """Review a launch without running it: whether the launch fits, how fast it should be, and which
     edits make it faster (`autotune.reviews.review`).
@@ -177,7 +177,7 @@ def review(
     """
     from autotune.reviews import review as review_launch
 
-    return review_launch(target, store=store, local_cluster=_local_cluster, **said)
+    return review_launch(target, store=store, local_cluster=_local_cluster, **options)
 
 
 def tune(

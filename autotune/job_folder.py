@@ -33,31 +33,31 @@ def folder_name(study: Study) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
 
 
-def write(made: Submission) -> list[Path]:
+def write(submission: Submission) -> list[Path]:
     """Write the files, readable only by this user, and return their paths. Raises `ConflictError` if
     the folder contains another study or other files."""
-    made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if what := _other_content(made):
+    submission.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if other_content := _other_content(submission):
         raise ConflictError(
-            f"{made.folder} already holds {what}, but a folder can hold the results of only one spec",
+            f"{submission.folder} already holds {other_content}, but a folder can hold the results of only one spec",
             remedy="remove or rename the folder, or change the study's `name`",
             field="name",
         )
     written = []
-    for name, text in made.files.items():
-        path = made.folder / name
+    for name, text in submission.files.items():
+        path = submission.folder / name
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
         written.append(path)
     return written
 
 
-def _other_content(made: Submission) -> str:
+def _other_content(submission: Submission) -> str:
     """What the folder contains besides this study, in words; empty if nothing."""
-    existing = made.folder / SPEC
+    existing = submission.folder / SPEC
     if not existing.exists():
-        return "files that do not belong to a study" if any(made.folder.iterdir()) else ""
-    if _without_job(existing.read_text(encoding="utf-8")) == _without_job(made.files[SPEC]):
+        return "files that do not belong to a study" if any(submission.folder.iterdir()) else ""
+    if _without_job(existing.read_text(encoding="utf-8")) == _without_job(submission.files[SPEC]):
         return ""
     return "another study, or an earlier version of this one"
 

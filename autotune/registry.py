@@ -104,16 +104,16 @@ def load(group: str, name: str) -> Any:
         ) from error
 
 
-def is_outdated(found: Registration, error: BaseException) -> bool:
+def is_outdated(registration: Registration, error: BaseException) -> bool:
     """Whether loading failed because an editable installation of autotune itself still has entry
     points to modules that no longer exist."""
     if (
-        found.package not in (DISTRIBUTION, FORMERLY)
+        registration.package not in (DISTRIBUTION, FORMERLY)
         or not isinstance(error, ModuleNotFoundError)
         or not error.name
     ):
         return False
-    return f"{found.entry.module}.".startswith(f"{error.name}.")
+    return f"{registration.entry.module}.".startswith(f"{error.name}.")
 
 
 def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRunner]:

@@ -318,9 +318,9 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
     places = [place for rank in steps.ranks for place in rank.places]
     called = [place for place in places if place.kind == "collective" and place.function]
     for wrapper in evidence.facts.get("wrappers", ()):
-        for name, found in AXES.items():
+        for name, axis_and_collective in AXES.items():
             if str(wrapper).startswith(name):
-                return found
+                return axis_and_collective
     if called:
         return "dp", max(called, key=lambda place: place.share).function
     return "dp", "all-reduce"

@@ -140,13 +140,13 @@ class Reports:
         )  # fmt: skip
 
     def _nodes(self) -> tuple[Node, ...]:
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         for reports in self._watch.values():
             last = reports[-1]
             load, name = last.get("node") or {}, str(last.get("host", ""))
-            if float(load.get("at", 0)) > 0 and name not in found:
+            if float(load.get("at", 0)) > 0 and name not in nodes:
                 lasted_s = float(load["at"])
-                found[name] = Node(
+                nodes[name] = Node(
                     name=name,
                     machine=str(last.get("machine", "")),
                     cores=int(load["cores"]),
@@ -155,7 +155,7 @@ class Reports:
                     stolen=float(load["stolen_s"]) / lasted_s,
                     others={other: float(s) / lasted_s for other, s in load["others"].items()},
                 )
-        return tuple(found.values())
+        return tuple(nodes.values())
 
 
 def evidence_of(reports: Iterable[Mapping[str, Any]], **known: Any) -> Evidence | None:

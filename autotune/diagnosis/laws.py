@@ -67,30 +67,30 @@ WIDE = 3.0
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Find why the run is slower than it could be. Findings are sorted by cost."""
     steps = Steps(evidence)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if steps.is_enough:
         for rule_of_steps in _RULES_OF_STEPS:
-            found += rule_of_steps(evidence, steps)
+            findings += rule_of_steps(evidence, steps)
     for rule in _RULES_OF_READINGS:
-        found += rule(evidence)
-    found = with_profile(evidence, found, communication_due(evidence))
-    found = [f for f in _with_log(evidence, found) if _is_reported(f)]
-    memory_share = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
+        findings += rule(evidence)
+    findings = with_profile(evidence, findings, communication_due(evidence))
+    findings = [f for f in _with_log(evidence, findings) if _is_reported(f)]
+    memory_share = max((f.share or 0.0 for f in findings if f.cause == "memory"), default=0.0)
     # the kernel clears new pages wherever the program touches them, which looks like host work
-    found = [
+    findings = [
         f
-        for f in found
+        for f in findings
         if f.cause != "host" or not memory_share or (f.share or 0.0) > 2 * memory_share
     ]
-    explained = 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found]))
-    found += _prediction(evidence, steps, explained)
+    explained = 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in findings]))
+    findings += _prediction(evidence, steps, explained)
     # a run faster than predicted loses no time, but it comes first because the prediction is wrong
-    found.sort(
+    findings.sort(
         key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True
     )
     return Diagnosis(
-        findings=tuple(found),
-        verdict=_verdict(evidence, steps, found),
+        findings=tuple(findings),
+        verdict=_verdict(evidence, steps, findings),
         not_seen=tuple(_not_seen(evidence)),
         profile=tuple(profile_lines(evidence)),
         table=tuple(_table(steps)),
@@ -103,7 +103,7 @@ def _is_reported(finding: Finding) -> bool:
     return finding.share >= CLAIMED and (finding.low is None or finding.low >= SURE)
 
 
-def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
+def _with_log(evidence: Evidence, findings: Sequence[Finding]) -> list[Finding]:
     """Add the log's hints: as evidence of findings with the same cause, otherwise as findings of
     their own. Warnings of a cause that was measured and not found are left out."""
     hints = dict(evidence.hints)
@@ -111,7 +111,7 @@ def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
         replace(f, evidence=(*f.evidence, f"the log says: {line}"))
         if (line := hints.pop(f.cause, ""))
         else f
-        for f in found
+        for f in findings
     ]
     for cause, line in hints.items():
         if evidence.ranks and cause in WARNED_OF:
@@ -223,15 +223,15 @@ def _not_seen(evidence: Evidence) -> Iterator[str]:
         yield "there is no prediction to compare with, because the run's model or batch is unknown"
 
 
-def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
-    if found:
-        first = found[0]
+def _verdict(evidence: Evidence, steps: Steps, findings: Sequence[Finding]) -> str:
+    if findings:
+        first = findings[0]
         cost = (
             f"{first.share:.0%} of the step"
             if first.share is not None
             else "an unknown share of the step"
         )
-        more = f"; {len(found) - 1} more findings below" if len(found) > 1 else ""
+        more = f"; {len(findings) - 1} more findings below" if len(findings) > 1 else ""
         return f"{first.what} ({cost}){more}"
     if not evidence.step_times_s:
         return "no optimizer step was observed, so there is no diagnosis"

@@ -56,45 +56,45 @@ def out_of_line(
 ) -> tuple[OutOfLine, ...]:
     """Find outliers. `rates`: by quantity (matmul, memory) and rank, higher is faster; `nodes`: by
     rank; `exchanges_s`: seconds to send the same message, by (sending node, receiving node)."""
-    found: list[OutOfLine] = []
+    outliers: list[OutOfLine] = []
     names = set(nodes.values())
-    for what, by_rank in rates.items():
+    for quantity, by_rank in rates.items():
         slow = _slow_ranks(by_rank)
         slow_nodes = names - {nodes[r] for r in by_rank if r not in slow}
         if len(names) == 1:
             slow_nodes = set()
         for node in sorted(slow_nodes):
             times = median(slow[r] for r in by_rank if nodes[r] == node)
-            found.append(
-                OutOfLine(kind="node", name=f"node {node}", node=node, what=what, times=times)
+            outliers.append(
+                OutOfLine(kind="node", name=f"node {node}", node=node, what=quantity, times=times)
             )
-        found += [
+        outliers += [
             OutOfLine(
                 kind="gpu",
                 name=f"rank {r} (node {nodes[r]})",
                 node=nodes[r],
-                what=what,
+                what=quantity,
                 times=times,
             )
             for r, times in sorted(slow.items())
             if nodes[r] not in slow_nodes
         ]
-    return (*found, *_links(exchanges_s))
+    return (*outliers, *_links(exchanges_s))
 
 
 def _slow_ranks(by_rank: Mapping[int, float]) -> dict[int, float]:
     """Outlier ranks, with the ratio by which each is slower."""
     if len(by_rank) < 2:
         return {}
-    found = {}
+    slow = {}
     for rank, rate in by_rank.items():
         others = [other for r, other in by_rank.items() if r != rank]
         usual = median(others)
         spread = 1.4826 * median(abs(other - usual) for other in others)
         threshold = SLOWER if len(others) > 1 else ALONE
         if rate < (1 - threshold) * usual and usual - rate > DEVIATIONS * spread:
-            found[rank] = usual / rate
-    return found
+            slow[rank] = usual / rate
+    return slow
 
 
 def _links(exchanges_s: Mapping[tuple[str, str], float]) -> list[OutOfLine]:

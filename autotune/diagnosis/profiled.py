@@ -55,12 +55,12 @@ def profile_lines(evidence: Evidence) -> Iterator[str]:
         yield f"longest operations on rank 0: {', '.join(longest)}"
 
 
-def with_profile(evidence: Evidence, found: Sequence[Finding], due: float) -> list[Finding]:
+def with_profile(evidence: Evidence, findings: Sequence[Finding], due: float) -> list[Finding]:
     """Add the findings from the profile of a GPU: as evidence of findings with the same cause,
     otherwise as findings of their own. `due`: healthy share of communication in the step."""
     claims = {finding.cause: finding for finding in _claims(evidence, due)}
     known = []
-    for finding in found:
+    for finding in findings:
         claim = claims.pop(finding.cause, None)
         if claim is None:
             known.append(finding)

@@ -115,14 +115,14 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
     if len(slow) >= 3 and gaps.min() >= 2 and gaps.max() <= gaps.min() + 1:
         share = float((times[slow] - middle).sum() / times.sum())
         shortest, longest = int(gaps.min()), int(gaps.max())
-        apart = f"{shortest} or {longest}" if longest > shortest else f"{shortest}"
+        spacing = f"{shortest} or {longest}" if longest > shortest else f"{shortest}"
         yield Finding(
             cause="pauses",
             share=share,
             low=share / 2,
             high=min(1.0, 1.5 * share),
             what=f"every {int(np.median(gaps))} steps, a step takes {float(np.median(times[slow])) / middle:.1f} times as long, probably because of evaluation, a checkpoint or logging",
-            evidence=(f"{len(slow)} of {len(times)} steps are slow, {apart} steps apart",),
+            evidence=(f"{len(slow)} of {len(times)} steps are slow, {spacing} steps apart",),
             confirm="switch evaluation and checkpoints off for a hundred steps: the mean step time should drop by this fraction",
             change="evaluate or save less often, on fewer batches, or asynchronously",
             knob="eval_steps",

@@ -23,8 +23,8 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         nodes = [node for node in evidence.nodes if node.machine == machine]
         names = {node.name for node in nodes}
         here = [at for at, rank in enumerate(steps.ranks) if rank.node in names]
-        if here and (found := _on_machine(nodes, steps, here)):
-            yield found
+        if here and (finding := _on_machine(nodes, steps, here)):
+            yield finding
 
 
 def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Finding | None:

@@ -180,17 +180,17 @@ class SpecTools:
         ] = None,
     ) -> ReviewedLaunch:
         """Review a launch as it is, without a spec or a run: whether it fits, how fast it should be, and which lines to edit."""
-        found = review_texts(
+        result = review_texts(
             files, store=self._store, cluster=cluster, model=model, seq_len=seq_len, batch=batch, measured_s=measured_s,
             precision=precision, config=config, log=log,
         )  # fmt: skip
         return ReviewedLaunch(
-            text="\n".join(lines_of(found, tokens=train_tokens)),
-            fits=found.fits,
-            missing=[f"{each.what}; {each.remedy}" for each in found.missing],
-            edits=[edit.to_dict() for edit in found.edits],
-            trials=[edit.to_dict() for edit in found.trials],
-            warnings=[each.text for each in found.warnings],
+            text="\n".join(lines_of(result, tokens=train_tokens)),
+            fits=result.fits,
+            missing=[f"{each.what}; {each.remedy}" for each in result.missing],
+            edits=[edit.to_dict() for edit in result.edits],
+            trials=[edit.to_dict() for edit in result.trials],
+            warnings=[each.text for each in result.warnings],
         )
 
     def compare_clusters(

@@ -50,8 +50,8 @@ def advise(
         return None
     try:
         training = training_of(thing, model=model, seq_len=seq_len, batch=batch)
-        found = reviewed(training, cluster=cluster, store=store)
-        first, *rest = short_lines(found)
+        result = reviewed(training, cluster=cluster, store=store)
+        first, *rest = short_lines(result)
         if training.is_length_assumed:
             rest.insert(
                 0,
@@ -59,7 +59,7 @@ def advise(
             )
         for line in [first, *rest][:5]:
             print(PREFIX + line, file=sys.stderr)
-        return found
+        return result
     except Exception as error:
         warn(error)
         return None

@@ -94,15 +94,15 @@ class _Adviser:
 
     def run(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
-        found = self._review()
+        reviewed = self._review()
         self._channel.send(b"R")
         versions = versions_of(self._asked.command)
-        study = found.study if found else None
+        study = reviewed.study if reviewed else None
         program = load(RUNNERS, "local").observed_program(
             study.trainer if study else COMMAND,
-            study.trainer_options if study else _log_options(self._asked.command, found),
+            study.trainer_options if study else _log_options(self._asked.command, reviewed),
             study.workload if study else None,
-            found.config if found else None,
+            reviewed.config if reviewed else None,
         )
         versions |= program.versions(self._asked.command)
         if self._asked.reports:
@@ -129,7 +129,7 @@ class _Adviser:
                 time.sleep(PAUSE_S)
         for kind in list(self._rest):  # a last line without a newline
             self._read_lines(kind, b"\n", time.monotonic(), program)
-        self._finish(json.loads(packet[1:]), started, found, program, versions)
+        self._finish(json.loads(packet[1:]), started, reviewed, program, versions)
 
     def _review(self) -> Review | None:
         """Review the launch and print the result. If that fails, return a review that holds only
@@ -167,16 +167,16 @@ class _Adviser:
         return None
 
     def _finish(
-        self, end: Mapping[str, Any], started: Mapping[str, Any], found: Review | None, program: Any, versions: Mapping[str, str]
+        self, end: Mapping[str, Any], started: Mapping[str, Any], reviewed: Review | None, program: Any, versions: Mapping[str, str]
     ) -> None:  # fmt: skip
         code, last_signal = int(end["code"]), str(end["last_signal"])
         is_interrupted = code != 0 and bool(last_signal or -code in _ENDING)
         seen, failure = program.ended(
             code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted
         )
-        seen, diagnosis = self._diagnosed(seen, found, program)
+        seen, diagnosis = self._diagnosed(seen, reviewed, program)
         outcome = Outcome.of(is_interrupted=is_interrupted, has_failed=code != 0)
-        study = found.study if found else None
+        study = reviewed.study if reviewed else None
         command = self._asked.command
         run = ObservedRun(
             program=program_name(study.trainer, study.trainer_options)
@@ -186,8 +186,8 @@ class _Adviser:
             outcome=outcome,
             exit_code=code,
             workload=study.workload if study else None,
-            config=found.config if found else None,
-            estimate=found.estimate if found else None,
+            config=reviewed.config if reviewed else None,
+            estimate=reviewed.estimate if reviewed else None,
             measurement=seen,
             failure=_without_secrets(failure, command),
             versions={**versions, **(seen.versions if seen else {})},
@@ -200,16 +200,16 @@ class _Adviser:
             with results_database(self._asked.store, is_needed=True) as store:
                 assert store is not None
                 run = store.keep_observed(run)
-            kept = f"stored as observed run {run.id}"
+            stored = f"stored as observed run {run.id}"
         except Exception as error:
-            kept = f"not kept: {error}"
-        for line in after(run, kept, by_output=not self._asked.reports):
+            stored = f"not kept: {error}"
+        for line in after(run, stored, by_output=not self._asked.reports):
             self._say(line)
         if diagnosis is not None:
             for line in lines_of(diagnosis, os.getcwd()):
                 self._say(line, is_indented=True)
         if self._asked.as_json:
-            document = {"review": found.to_dict() if found else None, "run": run.to_dict()}
+            document = {"review": reviewed.to_dict() if reviewed else None, "run": run.to_dict()}
             if diagnosis is not None:
                 document |= diagnosis.to_dict()
             text = json.dumps(document, indent=2).encode() + b"\n"
@@ -217,13 +217,13 @@ class _Adviser:
                 self._channel.send(b"J" + text[at : at + PART])
 
     def _diagnosed(
-        self, seen: Measurement | None, found: Review | None, program: Any
+        self, seen: Measurement | None, reviewed: Review | None, program: Any
     ) -> tuple[Measurement | None, Diagnosis | None]:
         """The measurement with the evidence of all ranks, and the diagnosis. Without a requested
         diagnosis, the measurement as it is and None."""
         if not self._asked.reports:
             return seen, None
-        predicted = expected(found.estimate if found else None)
+        predicted = expected(reviewed.estimate if reviewed else None)
         evidence = program.evidence(**predicted)
         shutil.rmtree(self._asked.reports, ignore_errors=True)
         if evidence is None:
@@ -237,9 +237,9 @@ class _Adviser:
             )
         if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
             evidence = replace(evidence, profile_failed="training ended before the tenth step")
-        if (config := (found and found.config) or self._config_of_options()) is not None:
+        if (config := (reviewed and reviewed.config) or self._config_of_options()) is not None:
             evidence = with_asked(evidence, config, said_by="launch")
-            evidence = replace(evidence, asked_at=_asked_at(found, evidence) if found else {})
+            evidence = replace(evidence, asked_at=_asked_at(reviewed, evidence) if reviewed else {})
         # the probe's step times replace those of the log, whose lines may be micro-batches or
         # repeat for each rank
         seen = replace(
@@ -317,16 +317,20 @@ def _reason_of(error: Exception) -> str:
     return error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
 
 
-def _asked_at(found: Review, evidence: Evidence) -> dict[str, str]:
+def _asked_at(reviewed: Review, evidence: Evidence) -> dict[str, str]:
     """By knob without effect, the line of the launch that sets it (file:number)."""
     knobs = [text.partition(":")[0] for text in evidence.disagreements]
-    return {knob: line for knob in knobs if (line := line_of_knob(found, knob, UNASKED[knob]))}
+    return {knob: line for knob in knobs if (line := line_of_knob(reviewed, knob, UNASKED[knob]))}
 
 
-def _log_options(command: tuple[str, ...], found: Review | None) -> dict[str, Any]:
+def _log_options(command: tuple[str, ...], reviewed: Review | None) -> dict[str, Any]:
     """Options of the command trainer with the review's log patterns, for a program without a
     study; empty without patterns."""
-    return {"argv": [name_in(command)], "metrics": found.metrics} if found and found.metrics else {}
+    return (
+        {"argv": [name_in(command)], "metrics": reviewed.metrics}
+        if reviewed and reviewed.metrics
+        else {}
+    )
 
 
 def _without_secrets(failure: Failure | None, command: tuple[str, ...]) -> Failure | None:

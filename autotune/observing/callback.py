@@ -239,14 +239,14 @@ def _measurement(times: Sequence[float]) -> Measurement:
 def _failure(error: BaseException, steps: int) -> Failure:
     from autotune.registry import RUNNERS, load
 
-    found: Failure = load(RUNNERS, "local").failure_of(error, steps)
-    return found
+    failure: Failure = load(RUNNERS, "local").failure_of(error, steps)
+    return failure
 
 
 def _versions() -> dict[str, str]:
-    found = {
+    versions = {
         name: str(getattr(sys.modules[name], "__version__", ""))
         for name in _LIBRARIES
         if name in sys.modules
     }
-    return {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", **found}
+    return {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", **versions}

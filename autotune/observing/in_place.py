@@ -285,7 +285,7 @@ class _Place:
             os.write(failed, str(error.errno or errno.ENOENT).encode())
         os._exit(NOT_FOUND)
 
-    def _fork_adviser(self, adviser: Adviser, its: socket.socket, go: int) -> None:
+    def _fork_adviser(self, adviser: Adviser, channel: socket.socket, go: int) -> None:
         parent = os.getpid()
         if os.fork() != 0:
             return
@@ -299,7 +299,7 @@ class _Place:
             for fd in (0, 1, 2):  # discard what libraries print
                 os.dup2(null, fd)
             os.nice(NICE)
-            _run_adviser(adviser, its)
+            _run_adviser(adviser, channel)
         os._exit(0)
 
     def _forward_signals(self, child: int, asks: int, answers: int) -> None:
@@ -457,34 +457,34 @@ class _Place:
         self._flush_lines(force=True)
         if self._answers:
             _write(1, b"".join(self._answers))
-        left = [stream for stream in self._streams if stream.to >= 0]
-        if left and os.fork() == 0:
-            self._relay_to_the_end(left)
+        still_open = [stream for stream in self._streams if stream.to >= 0]
+        if still_open and os.fork() == 0:
+            self._relay_to_the_end(still_open)
         if code >= 0:
             os._exit(code)
         _die_by_signal(-code)
 
-    def _relay_to_the_end(self, left: list[_Stream]) -> Never:
+    def _relay_to_the_end(self, still_open: list[_Stream]) -> Never:
         """Relay the output of processes that the command left running, until all of them exit."""
         with contextlib.suppress(BaseException):
             os.setsid()
             self._ours.close()
             self._done = True
-            self._streams = left
+            self._streams = still_open
             while self._streams:
                 self._relay_ready([], None)
         os._exit(0)
 
 
-def _run_adviser(adviser: Adviser, its: socket.socket) -> None:
+def _run_adviser(adviser: Adviser, channel: socket.socket) -> None:
     try:
-        adviser(its)
+        adviser(channel)
     except BaseException as error:
         text = " ".join(str(error).split())[:300]
-        its.send(
+        channel.send(
             f"Lautotune: advice failed, but the command did not: {type(error).__name__}: {text}".encode()
         )
-    its.send(b"D")
+    channel.send(b"D")
 
 
 def _write(fd: int, data: bytes) -> bool:

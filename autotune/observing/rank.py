@@ -49,17 +49,17 @@ def is_first(environment: Mapping[str, str], command: Sequence[str]) -> bool:
 def leftover(environment: Mapping[str, str], command: Sequence[str]) -> str:
     """The message about rank variables that are set although no known launcher set them, probably
     left over in the shell; empty without such variables."""
-    found = {
+    variables = {
         name: value
         for name, default in _SINGLE_PROCESS.items()
         if (value := environment.get(name, default).strip()) not in ("", default)
     }
-    if not found or any(name in environment for name in _LAUNCHERS):
+    if not variables or any(name in environment for name in _LAUNCHERS):
         return ""
-    listed = ", ".join(f"{name}={value}" for name, value in found.items())
+    listed = ", ".join(f"{name}={value}" for name, value in variables.items())
     consequence = (
         "so the program may wait for other ranks"
         if is_first(environment, command)
         else "so this process counts as a later rank, and its run is neither reviewed nor stored"
     )
-    return f"found {listed} without a launcher, {consequence}. Unless a job set this, run `unset {' '.join(found)}` and start again"
+    return f"found {listed} without a launcher, {consequence}. Unless a job set this, run `unset {' '.join(variables)}` and start again"

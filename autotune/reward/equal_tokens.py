@@ -131,8 +131,8 @@ def _difference(x: LossCurve, r: LossCurve) -> _Difference | None:
     """Steps 1 and 2 above for two curves; None without enough losses in a common window."""
     if x.tokens_per_step <= 0 or r.tokens_per_step <= 0:
         return None
-    p, mine = _progress(x, min(x.tokens_per_step, r.tokens_per_step))
-    q, theirs = _progress(r, r.tokens_per_step)
+    p, p_losses = _progress(x, min(x.tokens_per_step, r.tokens_per_step))
+    q, q_losses = _progress(r, r.tokens_per_step)
     if not len(p) or not len(q):
         return None
     low, high = max(p[0], q[0]), min(p[-1], q[-1])
@@ -142,8 +142,8 @@ def _difference(x: LossCurve, r: LossCurve) -> _Difference | None:
     if n < MIN_LOSSES:
         return None
     at = (middle + high) / 2
-    own, own_variance = _line(p[inside_p], mine[inside_p], at)
-    other, other_variance = _line(q[inside_q], theirs[inside_q], at)
+    own, own_variance = _line(p[inside_p], p_losses[inside_p], at)
+    other, other_variance = _line(q[inside_q], q_losses[inside_q], at)
     if other <= 0:
         return None
     return _Difference(

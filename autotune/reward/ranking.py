@@ -95,11 +95,11 @@ def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
     # enough to compare with the front
     scored.sort(key=lambda pair: (*(-merit for merit in pair[1]), pair[0].number))
     front, members = list[tuple[float, Trial]](), np.empty((len(scored), 4))
-    for t, mine in scored:
+    for t, values in scored:
         others = members[: len(front)]
-        if not np.any(np.all(others >= mine, axis=1) & np.any(others != mine, axis=1)):
-            members[len(front)] = mine
-            front.append((mine[0], t))
+        if not np.any(np.all(others >= values, axis=1) & np.any(others != values, axis=1)):
+            members[len(front)] = values
+            front.append((values[0], t))
     return [t for _, t in sorted(front, key=lambda pair: (-pair[0], pair[1].number))]
 
 

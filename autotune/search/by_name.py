@@ -192,26 +192,26 @@ class OneSearcher:
     def __call__(self, problem: Problem) -> Searcher:
         """Return the searcher. Raises `SpecError` if its space or enqueued configs are not the
         study's, or if it already has trials."""
-        mine = self.searcher
-        if mine.trials or mine.state.any():
+        searcher = self.searcher
+        if searcher.trials or searcher.state.any():
             raise SpecError(
                 "a searcher passed to a study must be new, because the study feeds it all trials, but this one was used before",
                 remedy="pass a new searcher, or the searcher's class",
                 field="searcher",
             )
-        if not _are_same(mine.space, problem.space):
+        if not _are_same(searcher.space, problem.space):
             raise SpecError(
-                f"a searcher passed to a study must search its space of {len(problem.space):,} configs, but its own space has {len(mine.space):,}",
+                f"a searcher passed to a study must search its space of {len(problem.space):,} configs, but its own space has {len(searcher.space):,}",
                 remedy="create the searcher with SearchSpace.of_study(study), or pass the searcher's class",
                 field="searcher",
             )
-        if tuple(mine.problem.enqueue) != problem.enqueue:
+        if tuple(searcher.problem.enqueue) != problem.enqueue:
             raise SpecError(
-                f"a searcher passed to a study must try its {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
+                f"a searcher passed to a study must try its {len(problem.enqueue)} enqueued configs first, but it has {len(searcher.problem.enqueue)}",
                 remedy="create the searcher with Problem(space=..., enqueue=study.enqueue), or pass the searcher's class",
                 field="searcher",
             )
-        return mine
+        return searcher
 
 
 def _are_same(one: SearchSpace, other: SearchSpace) -> bool:

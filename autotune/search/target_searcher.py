@@ -200,10 +200,10 @@ class TargetSearcher(Searcher):
     def proxy_for(self, config: ParallelConfig) -> Proxy:
         """The proxy of a config. Raises `ConfigError` if it has none."""
         index = self.space.index_of(config)
-        found = "it is not in the space" if index is None else self.proxy_at(index)
-        if isinstance(found, str):
-            raise ConfigError(f"{config} has no proxy on {self.at_hand.name}: {found}")
-        return found
+        proxy = "it is not in the space" if index is None else self.proxy_at(index)
+        if isinstance(proxy, str):
+            raise ConfigError(f"{config} has no proxy on {self.at_hand.name}: {proxy}")
+        return proxy
 
     def estimate_of(self, proxy: Proxy) -> Estimate:
         """The cost model's estimate of a proxy."""

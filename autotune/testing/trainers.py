@@ -148,7 +148,7 @@ class TrainerContract:
                     )
         assert {name for name, _ in seen} == set(FIELDS)
         ignored = [f"{name}={value}" for (name, value), differs in seen.items() if not differs]
-        ignored = [said for said in ignored if said.partition("=")[0] not in subject.neutral]
+        ignored = [item for item in ignored if item.partition("=")[0] not in subject.neutral]
         assert not ignored, (
             f"the {subject.name} trainer reads {', '.join(ignored)}, but no launch changes and nothing is rejected"
         )
@@ -391,7 +391,7 @@ class TrainerContract:
         if limits := self.subject().limits(workload, config, given):
             return limits
         launch = self.subject().launch(workload, config, given).to_dict()
-        return {part: said for part, said in launch.items() if part != "notes" or self.notes_count}
+        return {part: item for part, item in launch.items() if part != "notes" or self.notes_count}
 
     def _options_with_master(self) -> dict[str, Any]:
         known = {option.name for option in self.subject().options}

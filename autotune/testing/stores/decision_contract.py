@@ -59,8 +59,8 @@ class DecisionContract(StoreFixture):
                 store.keep_decision(lease, each)
         record = store.study(lease.study)
         assert (record.decisions, record.elapsed_s, record.result) == (3, 4.5, {"phase": "search"})
-        found = [(trial.status, trial.attempts) for trial in store.trials(lease.study)]
-        assert found == [(TrialStatus.COMPLETED, 2), (TrialStatus.PENDING, 0)]
+        states = [(trial.status, trial.attempts) for trial in store.trials(lease.study)]
+        assert states == [(TrialStatus.COMPLETED, 2), (TrialStatus.PENDING, 0)]
         assert store.steps(lease.study, 0, attempt=1)["step_time_s"] == [1.0, 2.0]
         history = kinds(store, lease.study)
         assert history[3:] == [

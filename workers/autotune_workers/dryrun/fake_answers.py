@@ -146,11 +146,11 @@ class FakeAnswers:
             results = func(*known[0], **known[1])
         if not isinstance(results, Tensor | tuple | list):
             return results
-        made = [
+        fakes = [
             self._fake(result, from_inputs=from_inputs)
             for result in ([results] if isinstance(results, Tensor) else results)
         ]
-        return made[0] if isinstance(results, Tensor) else type(results)(made)
+        return fakes[0] if isinstance(results, Tensor) else type(results)(fakes)
 
     def _decides(self, tensors: Iterable[Tensor]) -> bool:
         """Records an assumption if these tensors, whose values decide a shape or a branch, are
@@ -214,12 +214,12 @@ class FakeAnswers:
         ) is not None:
             with real_tensors():
                 results = func(*known[0], **known[1])
-            for made, values in zip(
+            for fake, values in zip(
                 outs, [results] if isinstance(results, Tensor) else results, strict=True
             ):
                 # meta tensors: only shapes are computed
-                if isinstance(made, Tensor) and not values.is_meta:
-                    self._values.set(made, values)
+                if isinstance(fake, Tensor) and not values.is_meta:
+                    self._values.set(fake, values)
         self._mark_computed(outs, args, kwargs)
 
     def _choose(

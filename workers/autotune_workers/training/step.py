@@ -323,8 +323,8 @@ class Training:
         if dp == 1:  # the part is the first micro-batch
             return self._first_square * count**2 if self._measures_first_gradient else None
         # the part is this rank's share of the batch, weighted 1 / dp in the sum over ranks
-        own = self._sync.local_square
-        return None if own is None else own.double() * dp
+        square = self._sync.local_square
+        return None if square is None else square.double() * dp
 
     @property
     def _measures_first_gradient(self) -> bool:

@@ -87,10 +87,10 @@ class MixtureOfExperts(nn.Module):
 
     def _run_local_experts(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """As `_run_all_experts`, with only the terms of this rank's experts."""
-        own = len(self._numbers)
+        num_local = len(self._numbers)
         numbers = chosen.flatten() - self._numbers.start
-        numbers = numbers.where((numbers >= 0) & (numbers < own), own)
-        counts = torch.bincount(numbers, minlength=own + 1).tolist()[:-1]
+        numbers = numbers.where((numbers >= 0) & (numbers < num_local), num_local)
+        counts = torch.bincount(numbers, minlength=num_local + 1).tolist()[:-1]
         order = numbers.argsort(stable=True)[: sum(counts)]
         token = order // self._spec.experts_per_token
         return _weighted_sum(

@@ -98,8 +98,8 @@ def tied_embedding_group(
     ranks = mesh.root.mesh
     pairs = torch.stack((ranks[0].flatten(), ranks[-1].flatten()), dim=1).tolist()
     groups = [dist.new_group(pair) for pair in pairs]
-    own = [group for group, pair in zip(groups, pairs, strict=True) if context.rank in pair]
-    return own[0] if own else None
+    of_rank = [group for group, pair in zip(groups, pairs, strict=True) if context.rank in pair]
+    return of_rank[0] if of_rank else None
 
 
 def build_mesh(config: ParallelConfig, context: RankContext) -> Mesh:

@@ -173,8 +173,8 @@ def _place_positions(
     mesh: Mesh,
     device: torch.device,
 ) -> None:
-    own = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style)
-    attention = document_positions(own, workload.document_len)
+    positions = positions_of(workload.seq_len, config.cp, mesh.cp, config.cp_style)
+    attention = document_positions(positions, workload.document_len)
     is_split = config.sequence_parallel and config.tp > 1
     stream = attention.chunk(config.tp)[mesh.tp] if is_split else attention
     stage.place(attention.to(device), stream.to(device))
