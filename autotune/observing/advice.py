@@ -50,19 +50,29 @@ def advise(
         return None
     try:
         training = training_of(thing, model=model, seq_len=seq_len, batch=batch)
-        result = reviewed(training, cluster=cluster, store=store)
-        first, *rest = short_lines(result)
-        if training.is_length_assumed:
-            rest.insert(
-                0,
-                f"assumed: sequences of {training.seq_len} tokens, the model's maximum; set seq_len= for another length",
-            )
-        for line in [first, *rest][:5]:
-            print(PREFIX + line, file=sys.stderr)
-        return result
+        return announced(training, cluster=cluster, store=store)
     except Exception as error:
         warn(error)
         return None
+
+
+def announced(training: Training, *, cluster: str | None, store: str | Path | None) -> Review:
+    """Print the review of a training in at most five lines, and return it. Raises as `reviewed`."""
+    result = reviewed(training, cluster=cluster, store=store)
+    first, *rest = short_lines(result)
+    if training.is_length_assumed:
+        rest.insert(
+            0,
+            f"assumed: sequences of {training.seq_len} tokens, the model's maximum; set seq_len= for another length",
+        )
+    for line in [first, *rest][:5]:
+        say(line)
+    return result
+
+
+def say(line: str) -> None:
+    """Print a line on stderr as autotune's."""
+    print(PREFIX + line, file=sys.stderr)
 
 
 def reviewed(training: Training, *, cluster: str | None, store: str | Path | None) -> Review:
@@ -142,5 +152,5 @@ def kept(run: ObservedRun, store: str | Path | None) -> None:
             run = database.keep_observed(run)
             where = f"stored as observed run {run.id}"
     measured, ended = after(run, where)
-    print(PREFIX + measured, file=sys.stderr)
-    print(PREFIX + (ended if database is not None else ended.rpartition("; ")[0]), file=sys.stderr)
+    say(measured)
+    say(ended if database is not None else ended.rpartition("; ")[0])

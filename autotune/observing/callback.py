@@ -27,6 +27,8 @@ from autotune.spec import Failure, Measurement, ObservedRun, Outcome
 SKIPPED, MOST_STEPS = 2, 4096
 """steps skipped as warm-up; maximum number of step times kept, beyond which only every second one
 is kept, then every fourth, and so on"""
+LENGTH_TOLERANCE = 0.05
+"""difference between the reviewed and the mean sequence length, as a share, that is not reported"""
 _BASES = (
     ("transformers.trainer_callback", "TrainerCallback"),
     ("lightning.pytorch.callbacks", "Callback"),
@@ -76,12 +78,15 @@ class AutotuneCallback:
             "cluster": cluster,
             "store": store,
         }
+        self._awaits_batch: Any = None
+        """the trainer whose review waits for the length of the first batch"""
+        self._training: Any = None
         self._review: Any = None
         self._began: datetime | None = None
         self._ended_s = 0.0
         self._times: list[float] = []
         self._count, self._every, self._steps = 0, 1, 0
-        self._awaits_batch = False
+        self._batches, self._tokens = 0, 0
 
     def __reduce__(self) -> Any:
         return (_from_options, (self._options,))
@@ -89,9 +94,11 @@ class AutotuneCallback:
     # transformers
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Print the review."""
-        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
-        self._begin(_TransformersTrainer(args, kwargs.get("model"), dataset))
+        """Print the review if the sequence length is known; otherwise wait for the first batch."""
+        loader = kwargs.get("train_dataloader")
+        dataset = getattr(loader, "dataset", None)
+        waits = self._observe_batches(loader)
+        self._begin(_TransformersTrainer(args, kwargs.get("model"), dataset), waits=waits)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the end of an optimizer step."""
@@ -101,25 +108,13 @@ class AutotuneCallback:
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Print the review if the sequence length is known; otherwise wait for the first batch."""
-        from autotune.observing.objects import length_of
-
-        loader = getattr(trainer, "train_dataloader", None)
-        self._awaits_batch = (
-            self._options["seq_len"] is None and length_of(getattr(loader, "dataset", None)) is None
-        )
-        if not self._awaits_batch:
-            self._begin(trainer)
+        self._begin(trainer, waits=True)
 
     def on_train_batch_start(
         self, trainer: Any, module: Any, batch: Any, index: int, *more: Any
     ) -> None:
-        """Print the review, with the sequence length of the first batch, if it was unknown."""
-        if self._awaits_batch:
-            from autotune.observing.objects import length_of_batch
-
-            self._awaits_batch = False
-            self._options["seq_len"] = length_of_batch(batch)
-            self._begin(trainer)
+        """Count the batch's tokens, and print the review if it waits for their number."""
+        self._observe(batch)
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, *more: Any
@@ -139,15 +134,70 @@ class AutotuneCallback:
         """Store the run."""
         self._end(None)
 
-    def _begin(self, trainer: Any) -> None:
+    def _begin(self, trainer: Any, *, waits: bool) -> None:
+        """Start to record, and review the training; if its sequence length is unknown and a batch
+        will come (`waits`), then."""
         if not is_first(os.environ, ()):
             return
-        from autotune.observing.advice import advise
+        from autotune.observing import advice
+        from autotune.observing.objects import training_of
 
-        self._review = advise(trainer, **self._options)
+        self._review, self._awaits_batch, self._training = None, None, None
         self._began, self._ended_s = datetime.now(UTC), 0.0
         self._times, self._count, self._every = [], 0, 1
+        self._batches, self._tokens = 0, 0
         atexit.register(self._end_with_the_process)
+        given = {name: self._options[name] for name in ("seq_len", "batch")}
+        try:
+            self._training = training_of(trainer, **given)
+            if waits and (self._training.seq_len is None or self._training.is_length_assumed):
+                self._awaits_batch = trainer
+            else:
+                self._review = advice.announced(self._training, **self._where)
+        except Exception as error:
+            advice.warn(error)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {name: self._options[name] for name in ("cluster", "store")}
+
+    def _observe(self, batch: Any) -> None:
+        """Count a batch's tokens, and review the training if it waits for them. Never raises."""
+        from autotune.observing import advice
+        from autotune.observing.objects import tokens_of_batch
+
+        try:
+            tokens = tokens_of_batch(batch)
+            if tokens is not None:
+                self._batches, self._tokens = self._batches + 1, self._tokens + tokens
+            if self._awaits_batch is not None:
+                self._awaits_batch = None
+                self._training = self._with_seen_length()
+                self._review = advice.announced(self._training, **self._where)
+        except Exception as error:
+            advice.warn(error)
+
+    def _observe_batches(self, loader: Any) -> bool:
+        """Whether the batches of this loader will be observed. Never raises."""
+        from autotune.observing import advice
+        from autotune.observing.objects import observe_batches
+
+        if loader is None or not is_first(os.environ, ()):
+            return False
+        try:
+            observe_batches(loader, self._observe)
+        except Exception as error:
+            advice.warn(error)
+            return False
+        return True
+
+    def _with_seen_length(self) -> Any:
+        """The training with the mean number of tokens per sequence that its batches had; as it is if
+        no batch said it."""
+        if not (self._batches and self._training and self._training.micro_batch):
+            return self._training
+        seen = self._tokens / (self._batches * self._training.micro_batch)
+        return replace(self._training, seq_len=max(1, round(seen)), is_length_assumed=False)
 
     def _step(self) -> None:
         now_s = time.perf_counter()
@@ -168,9 +218,26 @@ class AutotuneCallback:
         from autotune.observing import advice
 
         try:
+            self._review_seen_length()
             advice.kept(self._run(began, error, is_late), self._options["store"])
         except Exception as trouble:
             advice.warn(trouble)
+
+    def _review_seen_length(self) -> None:
+        """Review the training again if its batches had other lengths than it was reviewed for, so
+        that the run is compared and stored with the tokens that were trained."""
+        from autotune.observing import advice
+
+        seen = self._with_seen_length()
+        if self._review is None or seen is None:
+            return
+        reviewed = self._training.seq_len
+        if abs(seen.seq_len - reviewed) <= LENGTH_TOLERANCE * reviewed:
+            return
+        self._review = advice.reviewed(seen, **self._where)
+        advice.say(
+            f"sequences had {seen.seq_len} tokens on average, not the {reviewed} that were reviewed; the run is compared and stored with {seen.seq_len}"
+        )
 
     def _run(self, began: datetime, error: BaseException | None, is_late: bool) -> ObservedRun:
         from autotune.observing import advice
@@ -183,11 +250,12 @@ class AutotuneCallback:
             from autotune.cost import training_flops_per_token
 
             gpu = study.workload.cluster.gpu
+            tokens = config.global_batch_size * study.workload.tokens_per_sequence
+            if self._batches:
+                tokens = self._tokens / self._batches * config.accumulation_steps * config.dp
             seen = replace(
                 seen,
-                tokens_per_step=round(
-                    config.global_batch_size * study.workload.tokens_per_sequence
-                ),
+                tokens_per_step=round(tokens),
                 num_ranks=config.world_size,
                 memory_capacity_bytes=gpu.memory_bytes,
                 peak_flops_per_s=gpu.peak_flops_per_s.get(config.precision),

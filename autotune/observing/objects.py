@@ -6,7 +6,7 @@ of these packages is imported; objects are recognized by the names of their clas
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,10 @@ def _of_transformers(trainer: Any) -> dict[str, Any]:
     args = trainer.args
     precision = next((name for name in ("bf16", "fp16") if getattr(args, name)), "fp32")
     knobs: dict[str, Any] = {"precision": precision}
-    knobs["recompute"] = "full" if args.gradient_checkpointing else "none"
+    # `activation_checkpointing` from transformers 5.24 on
+    switches = ("activation_checkpointing", "gradient_checkpointing")
+    recomputes = any(getattr(args, name, False) for name in switches)
+    knobs["recompute"] = "full" if recomputes else "none"
     knobs["compile"] = bool(args.torch_compile)
     words = (
         [str(getattr(word, "value", word)) for word in args.fsdp or ()]
@@ -118,6 +121,11 @@ def _of_transformers(trainer: Any) -> dict[str, Any]:
         else str(args.fsdp).split()
     )
     stages = [_ZERO[word] for word in words if word in _ZERO]
+    if args.fsdp is True:  # from transformers 5 on, where the strategy is in `fsdp_config`
+        settings = args.fsdp_config or {}
+        stages = [2 if settings.get("reshard_after_forward") is False else 3]
+        if settings.get("activation_checkpointing"):
+            knobs["recompute"] = "full"
     deepspeed = getattr(args, "deepspeed", None)
     if stages:
         knobs["zero_stage"] = stages[0]
@@ -218,14 +226,30 @@ def _values_of_batch(batch: Any) -> Iterable[Any]:
     return batch if isinstance(batch, list | tuple) else (batch,)
 
 
-def length_of_batch(batch: Any) -> int | None:
-    """Tokens per sequence of a batch: the second dimension of its first two-dimensional integer
-    tensor. None if it has no such tensor."""
+def tokens_of_batch(batch: Any) -> int | None:
+    """Number of tokens in a batch: elements of its first integer tensor with two dimensions; None if
+    it has no such tensor."""
     for value in _values_of_batch(batch):
         is_tensor = "Tensor" in [kind.__name__ for kind in type(value).__mro__]
         if is_tensor and value.dim() == 2 and not value.is_floating_point():
-            return int(value.shape[1])
+            return int(value.numel())
     return None
+
+
+def observe_batches(loader: Any, observe: Callable[[Any], None]) -> None:
+    """Call `observe` with every batch that a data loader yields from now on. The loader's class
+    becomes a subclass of its own, because `iter` looks a method up in the class. `observe` must not
+    raise."""
+    own = type(loader)
+
+    def batches(self: Any) -> Iterator[Any]:
+        for batch in own.__iter__(self):
+            observe(batch)
+            yield batch
+
+    observed = type(own.__name__, (own,), {"__iter__": batches, "__module__": own.__module__})
+    # accelerate's loaders hide their class behind a property
+    vars(object)["__class__"].__set__(loader, observed)
 
 
 def _first_positive(owner: Any, names: Iterable[str]) -> int | None:

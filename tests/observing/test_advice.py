@@ -166,6 +166,30 @@ def test_one_line_in_a_stock_script_prints_the_review_and_keeps_the_run(
 
 
 @pytest.mark.thorough
+def test_lengths_are_those_of_the_batches_and_not_the_models_maximum(tmp_path: Path) -> None:
+    whole = programs.HF_TRAINER.replace("n_positions=32", "n_positions=256")
+    assert whole != programs.HF_TRAINER
+    line = "Trainer(model=model, args=args, train_dataset=Tokens())"
+    (run,), err, code = trained(with_callback(whole, line), tmp_path)
+    assert code == 0
+    assert (run.workload.seq_len, run.measurement.tokens_per_step) == (32, 4 * 32)
+    assert not any("assumed: sequences" in each for each in ours(err))
+
+
+@pytest.mark.thorough
+def test_a_run_whose_sequences_are_shorter_than_reviewed_is_compared_with_what_was_trained(
+    tmp_path: Path,
+) -> None:
+    line = "Trainer(model=model, args=args, train_dataset=Tokens())"
+    program = with_callback(programs.HF_TRAINER, line).replace("()]", "(seq_len=64)]")
+    (run,), err, code = trained(program.replace("n_positions=32", "n_positions=256"), tmp_path)
+    assert code == 0
+    assert (run.workload.seq_len, run.measurement.tokens_per_step) == (32, 4 * 32)
+    # a progress bar may have left its line open
+    assert "autotune: sequences had 32 tokens on average, not the 64 that were reviewed" in err
+
+
+@pytest.mark.thorough
 def test_a_training_that_runs_out_of_memory_is_kept_as_such(tmp_path: Path) -> None:
     failing = programs.HF_TRAINER.replace("tokens = torch.randint(0, 128, (32,))", "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')")  # fmt: skip
     runs, err, code = trained(
