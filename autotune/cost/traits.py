@@ -55,9 +55,9 @@ class Traits:
     gated_kept: float = 4.0
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation
     and the product; 3 with a fused kernel that recomputes one"""
-    keeps_normed: bool = False
-    """norms with a trained gain keep the normalized input in addition to its cast to fp32, because a
-    separate kernel multiplies with the gain (transformers' `LlamaRMSNorm` and similar norms)"""
+    is_transformers: bool = False
+    """its models are those of transformers, whose code decides what their layers keep
+    (`blocks.py`)"""
     repeats_keys: bool = False
     """keys and values are copied to all heads of queries before attention, which keeps the copies
     (torchtitan's `repeat_kv`)"""
@@ -121,6 +121,9 @@ class Traits:
     casts_weights: bool = False
     """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers
     them in 16 bits anyway"""
+    sums_in_fp32: bool = False
+    """weights in fp32 are cast by autocast, which sums in fp32, so that what flows between the
+    layers is in fp32; the native loop's decoder casts its embedding's output"""
     moment_bytes: float = 8.0
     """bytes per weight of AdamW's two moments"""
     one_edge_unit: bool = False
@@ -296,7 +299,12 @@ TRAITS = {
         reduction="end",
     ),
     "accelerate": replace(
-        EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True, keeps_normed=True
+        EAGER,
+        shard_hooks=FSDP_HOOKS,
+        peft=True,
+        foreach=True,
+        is_transformers=True,
+        sums_in_fp32=True,
     ),
     "hf_trainer": replace(
         EAGER,
@@ -306,9 +314,10 @@ TRAITS = {
         holds_logits=False,
         peft=True,
         foreach=True,
-        keeps_normed=True,
+        is_transformers=True,
+        sums_in_fp32=True,
     ),
-    "lightning": replace(EAGER, foreach=True),
+    "lightning": replace(EAGER, foreach=True, sums_in_fp32=True),
     "native": NATIVE,
     "command": replace(
         NATIVE,

@@ -4,14 +4,18 @@ runs, in bytes per token on a rank.
     h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits experts that a token visits
 
 residual    the inputs of both norms, 2h                                       norm        their outputs, which the matrix products keep, 2h
-cast        where norms are separate kernels: their inputs in fp32 instead of 16 bits, 2h more; and the normalized inputs, 2h, if a separate kernel multiplies
-            them with a trained gain (`Traits.keeps_normed`). Compiled kernels and Liger's keep neither
+            More or fewer norms by family (`cost/blocks.py`)
+cast        where norms are separate kernels: their inputs in fp32 instead of 16 bits, 2h more; and the normalized inputs, if a separate kernel multiplies
+            them with a trained gain (`Block.norm`). Compiled kernels and Liger's keep neither
+stream      what flows between the layers is in fp32 where autocast computes with weights in fp32 (`has_autocast`): twice the bytes of the inputs of norms, and
+            of what stays under full recomputation
 attention   queries, keys, values and the output (Korthikanti et al., arXiv 2205.05198, section 4); with a latent also both sides of its norms. Rotary
             embeddings keep nothing: their gradient needs the angles alone
 mlp         what goes into the activation function (2f gated, f plain), and its output f
 adapters    inputs of PEFT's adapters (`trainable.adapters_kept`); with frozen weights, norm, output and f are not kept
 experts     the same once for every expert that a token visits, with a copy h of the token; the router's probabilities
-scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1)
+scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1); transformers' softmax in fp32
+            and its cast 6, and 2 more where scores are capped
 
 Matrix products in 8 or 4 bits keep their input in that format where the trainer's layers do so
 (`Traits.stores_narrow_inputs`: TransformerEngine). Tokens are spread evenly over the experts.
@@ -39,14 +43,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autotune.cost.blocks import PLAIN, Block, block_of
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, Layout, dense_width
 from autotune.cost.time.compute import element_bytes, keeps_scores
 from autotune.cost.time.elementwise import has_wide_stream, is_liger
 from autotune.cost.time.recompute import BUDGETS
 from autotune.cost.time.stalls import is_offloaded
-from autotune.cost.trainable import adapters_kept, casts_mlp_gradients, inputs_kept
+from autotune.cost.trainable import (
+    adapters_kept,
+    casts_mlp_gradients,
+    has_frozen_fp32,
+    inputs_kept,
+)
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
@@ -131,30 +142,32 @@ def layer_activations(
     stored = stored_share(table, traits)
     visits = float(model.experts_per_token) if experts else 0.0
     gate = 2.0 if model.gated_mlp else 1.0
-    plain = model.shared_ffn_hidden_size if experts else dense_width(model)
-    width = (plain + visits * model.ffn_hidden_size) / tp
+    tiled = np.ones_like(tp)
     if traits.tiles_mlp:
-        width = width * np.where(
+        tiled = np.where(
             is_offloaded(table, "activations"), np.minimum(h / layout.tokens, 1.0), 1.0
         )
-    linear = is_liger(table, traits)
+    plain = tiled * (model.shared_ffn_hidden_size if experts else dense_width(model)) / tp
+    visited = tiled * visits * model.ffn_hidden_size / tp
+    linear, trained = is_liger(table, traits), workload.peft is None
+    eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & ~linear & (size < 4)
+    block = block_of(model) if traits.is_transformers else PLAIN
+    autocast = has_autocast(workload, table, layout, traits)
+    stream = np.where(has_wide_stream(workload, table, traits) | autocast, 4.0, size)
+    inner = np.where(autocast, size, stream)
+    moved = np.where(autocast & traits.is_transformers, 4.0, size)
+    of_experts = np.maximum(inner, moved)
     # Liger's activation computes its gate's part again
-    between = np.where(linear, 0.0, np.maximum(traits.gated_kept - 3.0, 0.0) * model.gated_mlp)
+    between = np.maximum(traits.gated_kept - 3.0, 0.0) * model.gated_mlp + block.activation * eager
+    between = np.where(linear, 0.0, between)
     # in fp32 both sides of the product with the router's weights are kept
     weighed = np.where(traits.weighs_in_fp32, 8.0 / size, 0.0 if traits.weighs_inside else 1.0)
-    copies = visits * h * (stored + weighed)
+    copies = moved * visits * h * (stored + weighed)
     router = ROUTER_BYTES / 2.0 * model.num_experts if experts else 0.0
-    kept_scores = (
-        2.5 * workload.seq_len * model.num_attention_heads / tp
-        if keeps_scores(workload, traits)
-        else 0.0 * tp
-    )
-    # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16
-    # bits, of which one is counted with `residual`; transformers' norms keep what they multiply
-    # with a trained gain too
-    gained = 2.0 * h if traits.keeps_normed and workload.peft is None else 0.0
-    eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & ~linear
-    cast = np.where(eager & (size < 4), 2.0 * h + gained, 0.0)
+    routed = np.where(block.routes_in_fp32 and experts and trained, 4.0 * h * ~autocast, 0.0)
+    before, after = block.norm_bytes(stream, trained), block.norm_bytes(size, trained)
+    heads = block.of_heads * (model.num_attention_heads + model.num_kv_heads) * model.head_dim / tp
+    behind = block.behind * h / cut + heads
     gathered = np.where(
         (layout.cp > 1) & table.is_word("cp_style", "gather"),
         2.0 * layout.cp * model.num_kv_heads * model.head_dim / tp,
@@ -162,24 +175,30 @@ def layer_activations(
     )
     # Liger's activation writes both gradients over its inputs
     widest = np.where(linear, 1.0, 1.0 + gate)
-    stream = np.where(has_wide_stream(workload, table, traits), 4.0, size)
     norms_kept, product_kept = inputs_kept(workload, traits)
-    passed = np.maximum(stream, 4.0) if casts_mlp_gradients(workload, traits) else stream
+    passed = np.maximum(inner, 4.0) if casts_mlp_gradients(workload, traits) else inner
+    scores, passed_scores = (each / tp for each in _scores(workload, traits, block, size))
     running = stream * (h / cut + h) + np.maximum(
-        passed * (widest * width + 2.0 * visits * h), size * 2.0 * _heads(model) / tp
+        passed * (widest * (plain + visited) + 2.0 * visits * h),
+        size * 2.0 * _heads(model) / tp + passed_scores,
     )
+    casts = np.where(autocast & eager & traits.is_transformers, block.casts(model), block.inputs)
     found = LayerActivations(
         boundary=stream * h / cut,
-        residual=stream * 2.0 * h / cut,
-        norm=norms_kept * size * 2.0 * h * stored / (1.0 if traits.keeps_gathered else cut),
-        cast=np.where(stream > size, 0.0, size * cast / cut),
-        attention=size * _attention(model, table, layout, traits, stored),
+        residual=stream * block.before * h / cut + size * behind,
+        norm=norms_kept * size * casts * h * stored / (1.0 if traits.keeps_gathered else cut),
+        cast=np.where(
+            eager,
+            (before - stream) * block.before * h / cut + (after - size) * behind,
+            0.0,
+        ),
+        attention=size * _attention(workload, table, layout, traits, block, stored),
         projected=size * (_heads(model) - output if model.is_latent else 0.0) / tp,
-        mlp=stream * (gate + between) * width,
-        activated=product_kept * size * width * stored,
-        visited=size
-        * (copies / np.where(layout.sequence_parallel, tp / layout.expert_tp, 1.0) + router / cut),
-        scores=size * kept_scores,
+        mlp=(gate + between) * (inner * plain + of_experts * visited),
+        activated=product_kept * stored * (size * plain + np.maximum(size, of_experts) * visited),
+        visited=copies / np.where(layout.sequence_parallel, tp / layout.expert_tp, 1.0)
+        + (size * router + routed) / cut,
+        scores=scores,
         adapters=adapters_kept(workload, layout, size, traits),
         mixer=np.zeros_like(tp),
         running=running + size * gathered,
@@ -187,6 +206,33 @@ def layer_activations(
     if model.code is None or not model.code.layers:
         return found
     return replace(found, mixer=(OTHER_LAYERS_KEPT - 1.0) * found.everything)
+
+
+def has_autocast(
+    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
+) -> NDArray[np.bool_]:
+    """Rows that compute in 16 bits by autocast, with weights in fp32: sums stay in fp32, and so
+    does what flows between the layers. FSDP's weights are in 16 bits, and frozen ones too unless
+    the program leaves them in fp32."""
+    in_fp32 = traits.sums_in_fp32 and not workload.pure_bf16
+    if workload.peft is not None:
+        in_fp32 = in_fp32 and has_frozen_fp32(workload)
+    return in_fp32 & (layout.zero < 2) & (element_bytes(table) < 4)
+
+
+def _scores(
+    workload: Workload, traits: Traits, block: Block, size: Column
+) -> tuple[Column, Column]:
+    """Bytes per token of the score matrix, if it is stored, on all ranks of a tensor-parallel
+    group: (kept, of its gradients beside what they let go)."""
+    if not keeps_scores(workload, traits):
+        return np.zeros_like(size), np.zeros_like(size)
+    count = workload.seq_len * workload.model.num_attention_heads
+    if not traits.is_transformers or not workload.model.gated_mlp:
+        return np.asarray(2.5 * size * count), np.zeros_like(size)
+    # the softmax is in fp32, and its cast to 16 bits is kept too
+    kept = np.where(size < 4, 6.0, 4.0) + size * block.caps_scores
+    return np.asarray(kept * count), np.full_like(size, 4.0 * count)
 
 
 def _heads(model: ModelSpec) -> float:
@@ -205,17 +251,25 @@ def _heads(model: ModelSpec) -> float:
 
 
 def _attention(
-    model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, stored: Column
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    traits: Traits,
+    block: Block,
+    stored: Column,
 ) -> Column:
     """Elements per token that the attention block keeps on a rank, its norm and input apart."""
+    model = workload.model
     q, kv = (
         float(model.num_attention_heads * model.head_dim),
         float(model.num_kv_heads * model.head_dim),
     )
     output = float(model.num_attention_heads * (model.v_head_dim or model.head_dim))
     heads = _heads(model) / layout.tp
-    if traits.repeats_keys:
+    if traits.repeats_keys or (traits.is_transformers and keeps_scores(workload, traits)):
         heads = heads + 2.0 * (q - kv) / layout.tp
+    more = np.dot(block.more_heads, (q, kv, output))
+    heads = heads + more / layout.tp
     # the projection keeps its input in its own format, beside attention's output
     heads = heads + np.where(stored < 1.0, output * stored, 0.0) / layout.tp
     # the output exists on both sides of the all-to-all over heads
@@ -225,7 +279,9 @@ def _attention(
     )
     # both sides of the latents' norms, whole on every rank of a tensor-parallel group
     if model.is_latent:
-        heads = heads + 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim
+        latents = model.q_lora_rank + model.kv_lora_rank
+        kept = 4.0 if traits.is_transformers else 2.0  # norms of kernels of their own
+        heads = heads + kept * latents + model.qk_rope_head_dim
     return np.asarray(heads)
 
 

@@ -5,7 +5,8 @@ computed.
 
 full       the logits (b), their copy in fp32 (4) until the log-softmax (4) is computed; in the backward pass the gradients of the log-softmax and of
            the copy in fp32 (4 + 4): b + 12 in 16 bits, 16 in 32 (torch's `cross_entropy`: nll_loss after log_softmax). Where nothing is kept in fp32 and the
-           program does not cast its logits (`Traits.casts_logits`), all four are of b bytes: 4 b. b less, if the program has let go of its logits by then
+           program does not cast its logits (`Traits.casts_logits`), all four are of b bytes: 4 b. b less, if the program has let go of its logits by then. b more
+           where transformers' code caps logits by a tanh (Gemma 2)
 parallel   the logits and a copy in fp32 in which softmax and gradient are computed in place: b + 4 (Megatron-LM, `vocab_parallel_cross_entropy`)
 copied     the logits, a copy in fp32 and one less the maximum: b + 8 (nanotron, `sharded_cross_entropy`)
 chunked    projection and loss of one of 8 chunks of the sequence at a time: (b + 12) / 8, and the gradient of the hidden states in fp32
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from autotune.cost.blocks import block_of
 from autotune.cost.layout import Column, Layout
 from autotune.cost.time.compute import LOSS_CHUNKS, element_bytes, is_loss_chunked
 from autotune.cost.time.elementwise import is_liger
@@ -39,8 +41,10 @@ def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Colum
     """Bytes per logit at the peak of one micro-batch's loss."""
     size = element_bytes(table)
     cast = size if workload.pure_bf16 and not traits.casts_logits else FP32
+    # transformers caps logits in 16 bits, and keeps their tanh
+    capped = size * (traits.is_transformers and block_of(workload.model).caps_logits)
     kinds = {
-        "full": (size if traits.holds_logits else 0.0) + 3.0 * cast,
+        "full": (size if traits.holds_logits else 0.0) + capped + 3.0 * cast,
         "parallel": size + FP32,
         "copied": size + 2.0 * FP32,
         "chunked": (size + 3.0 * cast) / LOSS_CHUNKS,

@@ -1,5 +1,5 @@
 """Activations of layers with adapters against live tensors of transformers 5.24 with PEFT 0.21 and
-bitsandbytes 0.50 (`python -m research.adapter_memory`, 2026-11-30)."""
+bitsandbytes 0.50 (`python -m research.live_memory adapters`, 2026-11-30)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kept_and_running(
     peft: Peft | None, recompute: str = "none", trainer: str = "hf_trainer"
 ) -> tuple[float, float]:
     """The same by the formulas."""
-    where = replace(workload(trainer=trainer, model=NARROW), peft=peft)
+    where = replace(workload(trainer=trainer, model=NARROW), peft=peft, pure_bf16=peft is None)
     table = ConfigTable.of([ParallelConfig(recompute=recompute)])
     layout, traits = layout_of(where, table), traits_of(trainer)
     layer = layer_activations(where, table, layout, calibration_for(where), traits, experts=False)

@@ -62,10 +62,10 @@ def test_a_program_of_ones_own_may_cut_its_logits_or_not() -> None:
 def test_gradients_that_a_step_frees_grow_while_activations_and_logits_go(trainer: str) -> None:
     """One micro-batch: at the loss there are none. Two: those of the first live at the loss of the
     second. AdamW in 8 bits: its step takes no tensor of its own."""
-    where = replace(workload(trainer=trainer), optimizer="adamw_8bit")
+    where = replace(workload(trainer=trainer, seq_len=1024), optimizer="adamw_8bit")
     few, many, two = (
         parts(where, ParallelConfig(micro_batch_size=b, accumulation_steps=a))
-        for b, a in ((1, 1), (16, 1), (1, 2))
+        for b, a in ((1, 1), (32, 1), (1, 2))
     )
     weights = 4.0 * MODEL.num_parameters
     assert two.gradients == pytest.approx(weights, rel=0.01)
