@@ -10,7 +10,8 @@ fused       queries, keys and values are cut out of one tensor, which values kee
 experts     `grouped_mm` is none of autocast's operators: beside weights in fp32 all that experts compute is in fp32
 
 Read in transformers 5.24, `models/*/modeling_*.py` and `integrations/moe.py`, and checked with live
-tensors (`python -m research.live_memory`). Neglected: masks of dropouts, statistics of norms.
+tensors (`python -m research.live_memory architectures`). Neglected: masks of dropouts, statistics
+of norms.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from autotune.spec.hugging_face.figures import figures_of, text_document
 WIDE = frozenset(
     {"flex_olmo", "gemma", "gemma2", "gemma3_text", "gpt_oss", "olmo2", "olmo3", "vaultgemma"}
 )  # fmt: skip
+"""families whose norms keep the normalized input in fp32"""
 LAYER = frozenset({"dbrx", "phimoe", "stablelm"})
 """families with a gated MLP and torch's layer norm"""
 FOUR_NORMS = frozenset({"gemma2", "gemma3_text", "glm4"})
+"""families that normalize what attention and MLP read, and what they return"""
 NORMS_BEHIND = frozenset({"exaone4", "olmo2", "olmo3", "flex_olmo"})
 """families that normalize what attention and MLP return, and not what they read"""
 NORMED_HEADS = frozenset({"exaone_moe", "flex_olmo", "minimax_m2", "olmoe"})
@@ -36,6 +39,7 @@ NORMED_HEADS = frozenset({"exaone_moe", "flex_olmo", "minimax_m2", "olmoe"})
 ONE_NORM = frozenset({"codegen", "cohere", "cohere2", "gptj", "phi"})
 """families whose attention and MLP read the output of one norm"""
 FUSED = frozenset({"bloom", "codegen", "dbrx", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3"})  # fmt: skip
+"""families with one product for queries, keys and values"""
 UNROTATED = frozenset({"bloom", "gpt2", "gpt_bigcode", "mpt"})
 JOINED = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "persimmon", "phi", "phi3", "stablelm"})
 """families that by default rotate a part of a head, or join heads however much is rotated"""
@@ -63,7 +67,7 @@ class Block:
     of_heads: bool = False
     """whether queries and keys are normalized"""
     is_fused: bool = False
-    """whether queries, keys and values are one product, and gate and up another"""
+    """whether queries, keys and values are one product"""
     more_heads: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """beside what attention's kernel keeps: multiples of the widths of queries, of keys and of the
     output"""
@@ -92,7 +96,8 @@ class Block:
 
 
 PLAIN = Block(norm="bare")
-"""a layer of other programs: nothing is known beside the cast of its norms"""
+"""a layer of other programs: nothing is known beside casts of its norms and whether heads are
+normalized"""
 
 
 @cache

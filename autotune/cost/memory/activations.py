@@ -151,7 +151,9 @@ def layer_activations(
     visited = tiled * visits * model.ffn_hidden_size / tp
     linear, trained = is_liger(table, traits), workload.peft is None
     eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & ~linear & (size < 4)
-    block = block_of(model) if traits.is_transformers else PLAIN
+    block = block_of(model)
+    if not traits.is_transformers:
+        block = replace(PLAIN, of_heads=block.of_heads)
     autocast = has_autocast(workload, table, layout, traits)
     stream = np.where(has_wide_stream(workload, table, traits) | autocast, 4.0, size)
     inner = np.where(autocast, size, stream)
