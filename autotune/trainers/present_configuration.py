@@ -226,50 +226,43 @@ class KeyReader:
         if isinstance(value, str) and value.isdecimal():
             value = int(value)
         fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if fits:
-            return self._take(path, int(value))
-        self._not_understood(path, value, "a whole number")
-        return None
+        return self._understood(path, int(value) if fits else None, "a whole number")
+
+    def positive(self, path: str) -> int:
+        """A whole number of at least 1; 1 where there is none."""
+        return self.count(path) or 1
 
     def number(self, path: str) -> float | None:
         """A number. YAML reads `1e-4` as text, which counts as a number here."""
-        value = self.find(path)
-        try:
-            found = (
-                float(value)
-                if isinstance(value, str | int | float) and not isinstance(value, bool)
-                else None
-            )
-        except ValueError:
-            found = None
-        if found is None:
-            self._not_understood(path, value, "a number")
-        else:
-            self._take(path, found)
-        return found
+        value, found = self.find(path), None
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            with suppress(ValueError):
+                found = float(value)
+        return self._understood(path, found, "a number")
 
     def flag(self, path: str) -> bool | None:
         """True or false, also as text."""
         value = self.find(path)
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
-        if isinstance(value, bool):
-            return self._take(path, value)
-        self._not_understood(path, value, "true or false")
-        return None
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.lower())
+        return self._understood(path, value if isinstance(value, bool) else None, "true or false")
+
+    def is_on(self, path: str) -> bool:
+        """Whether it is true."""
+        return self.flag(path) is True
 
     def text(self, path: str) -> str | None:
         """A text that is not empty."""
         value = self.find(path)
-        return self._take(path, value) if isinstance(value, str) and value else None
+        return self._understood(path, value) if isinstance(value, str) and value else None
 
-    def word(self, path: str, meanings: Mapping[Any, Any]) -> Any:
-        """What the value means, by `meanings`; None where there is none or it is none of these."""
+    def word(self, path: str, meanings: Mapping[Any, Any], usual: Any = None) -> Any:
+        """What the value means, by `meanings`; `usual` where there is none or it is none of
+        these."""
         value = self.find(path)
-        if isinstance(value, str | bool | int) and value in meanings:
-            return self._take(path, meanings[value])
-        self._not_understood(path, value, "one of " + ", ".join(map(str, meanings)))
-        return None
+        meaning = meanings.get(value) if isinstance(value, str | bool | int) else None
+        found = self._understood(path, meaning, "one of " + ", ".join(map(str, meanings)))
+        return usual if found is None else found
 
     def find(self, path: str) -> Any:
         """The value, which stays left over, or the program's default; None where there is none."""
@@ -305,20 +298,21 @@ class KeyReader:
             nested(self._added), without(self._document, lambda path, _: path in self._taken)
         )
 
-    def _take(self, path: str, value: T) -> T:
-        self._taken.add(path)
-        return value
-
-    def _not_understood(self, path: str, value: Any, expected: str) -> None:
+    def _understood(self, path: str, meaning: T | None, expected: str = "") -> T | None:
+        """The meaning of a value, which counts as read; None is remarked on where there is a
+        value."""
+        value = self.find(path)
         if value is None:
-            return
-        why = f" is left out, because it is not {expected}"
-        if value == AUTO:
-            why = " is filled in by the program"
-        elif "number" in expected and isinstance(value, str) and ("$" in value or not value):
-            why = f": {ONLY_THE_SHELL}"
+            return None
         self._taken.add(path)
-        self.remarks.append(f"{self.name}: {path}={value!r:.60}{why}")
+        if meaning is None:
+            why = f" is left out, because it is not {expected}"
+            if value == AUTO:
+                why = " is filled in by the program"
+            elif "number" in expected and isinstance(value, str) and ("$" in value or not value):
+                why = f": {ONLY_THE_SHELL}"
+            self.remarks.append(f"{self.name}: {path}={value!r:.60}{why}")
+        return meaning
 
 
 SETTINGS = Option(

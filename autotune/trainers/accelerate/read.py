@@ -50,10 +50,10 @@ def read(present: PresentConfiguration) -> Reading:
     keys = present.keys(".yaml", ".yml")
     program = own_program(present, "--config_file", "--rdzv_backend") or exported_program(present)
     stage, recompute = _sharding(keys)
-    precision = keys.word("mixed_precision", PRECISIONS) or "fp32"
+    precision = keys.word("mixed_precision", PRECISIONS, "fp32")
     knobs: dict[str, Any] = {
         **{
-            knob: keys.count(f"parallelism_config.parallelism_config_{knob}_size") or 1
+            knob: keys.positive(f"parallelism_config.parallelism_config_{knob}_size")
             for knob in ("tp", "cp")
         },
         "precision": "tf32" if precision == "fp32" and present.tf32 else precision,
@@ -76,7 +76,7 @@ def read(present: PresentConfiguration) -> Reading:
         "same_network",
     ):
         keys.drop(degree)
-    if (replicas := keys.count("parallelism_config.parallelism_config_dp_replicate_size") or 1) > 1:
+    if (replicas := keys.positive("parallelism_config.parallelism_config_dp_replicate_size")) > 1:
         knobs["dp_replicas"] = replicas
     options = dict(program.options)
     for option, key in (("master_addr", "main_process_ip"), ("master_port", "main_process_port")):
@@ -112,7 +112,7 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         return keys.count("deepspeed_config.zero_stage") or 0, False
     if kind != "FSDP":
         return 0, False
-    recompute = keys.flag("fsdp_config.fsdp_activation_checkpointing") or False
+    recompute = keys.is_on("fsdp_config.fsdp_activation_checkpointing")
     keys.drop("fsdp_config.fsdp_version", "fsdp_config.fsdp_transformer_layer_cls_to_wrap")
     reshards = keys.find("fsdp_config.fsdp_reshard_after_forward")
     if reshards in STRATEGIES and not isinstance(

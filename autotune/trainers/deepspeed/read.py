@@ -23,7 +23,7 @@ OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "sgd": "s
 def read(present: PresentConfiguration) -> Reading:
     """ds_config.json, and the arguments of the program."""
     keys = present.keys(".json")
-    tp = keys.count("tensor_parallel.autotp_size") or 1
+    tp = keys.positive("tensor_parallel.autotp_size")
     knobs: dict[str, Any] = {
         "tp": tp,
         "micro_batch_size": keys.count("train_micro_batch_size_per_gpu"),

@@ -75,7 +75,7 @@ def read(present: PresentConfiguration) -> Reading:
         "precision": next((word for word, on in flags.items() if on), "fp32"),
         "recompute": "full" if recompute else "none",
         "zero_stage": stage,
-        "compile": keys.flag("torch_compile") or False,
+        "compile": keys.is_on("torch_compile"),
     }
     knobs = completed(knobs, ranks=present.ranks)
     optim = keys.text("optim") or ""
@@ -104,9 +104,7 @@ def read(present: PresentConfiguration) -> Reading:
 
 def _sharding(keys: KeyReader) -> tuple[int, bool]:
     """(ZeRO stage, whether every layer is recomputed)"""
-    recompute = bool(keys.flag("activation_checkpointing")) | bool(
-        keys.flag("gradient_checkpointing")
-    )
+    recompute = keys.is_on("activation_checkpointing") | bool(keys.flag("gradient_checkpointing"))
     given = keys.find("deepspeed")
     if isinstance(given, Mapping):
         keys.drop(*(f"deepspeed.{key}" for key in REPEATED))
@@ -126,7 +124,7 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
     keys.drop("fsdp")
     if not shards:
         return 0, recompute
-    inner = bool(keys.flag("fsdp_config.activation_checkpointing"))
+    inner = keys.is_on("fsdp_config.activation_checkpointing")
     keys.drop("fsdp_config.version", "fsdp_config.transformer_layer_cls_to_wrap")
     gathered = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in str(
         shards

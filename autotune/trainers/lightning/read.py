@@ -55,15 +55,15 @@ def read(present: PresentConfiguration) -> Reading:
         keys.find("trainer.precision") == "bf16-true"
         and "deepspeed" not in str(keys.find("trainer.strategy")).lower()
     )
-    precision = keys.word("trainer.precision", READ_PRECISIONS) or "fp32"
-    devices, nodes = _devices(keys), keys.count("trainer.num_nodes") or 1
+    precision = keys.word("trainer.precision", READ_PRECISIONS, "fp32")
+    devices, nodes = _devices(keys), keys.positive("trainer.num_nodes")
     program = exported_program(present)
     own = own_program(present, "--config")
     knobs: dict[str, Any] = {
         **degrees,
         "precision": "tf32" if precision == "fp32" and present.tf32 else precision,
         "zero_stage": stage,
-        "accumulation_steps": keys.count("trainer.accumulate_grad_batches") or 1,
+        "accumulation_steps": keys.positive("trainer.accumulate_grad_batches"),
     }
     options: dict[str, Any] = {
         "steps": keys.count("trainer.max_steps"),
@@ -130,7 +130,7 @@ def _read_strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
             keys.remarks.append(
                 f"{keys.name}: trainer.strategy={written} offloads to host memory, but plans assume that everything is on the GPU"
             )
-        return keys.word("trainer.strategy", STAGES) or 0, {"tp": 1}, False
+        return keys.word("trainer.strategy", STAGES, 0), {"tp": 1}, False
     kind = str(keys.text("trainer.strategy.class_path")).rpartition(".")[2]
     inner = "trainer.strategy.init_args"
     if kind == "FSDPStrategy":

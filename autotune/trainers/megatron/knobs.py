@@ -142,15 +142,14 @@ def read_knobs(keys: KeyReader, name: Callable[[str], str]) -> dict[str, Any]:
     knobs = {
         "pp_split": "edges" if layout or any(flags) else "layers",
         "cp_style": keys.word(
-            name("cp_comm_type"), {theirs: ours for ours, theirs in CP_STYLES.items()}
-        )
-        or "ring",
-        "async_tp": bool(keys.flag(name("tp_comm_overlap"))),
+            name("cp_comm_type"), {theirs: ours for ours, theirs in CP_STYLES.items()}, "ring"
+        ),
+        "async_tp": keys.is_on(name("tp_comm_overlap")),
         "loss": "own" if fused is None else fused_or_full,
         "cuda_graph": _read_graph(keys, name),
         "offload": _read_offload(keys, name),
         "dispatcher": _read_dispatcher(keys, name),
-        "ep_overlap": bool(keys.flag(name("overlap_moe_expert_parallel_comm"))),
+        "ep_overlap": keys.is_on(name("overlap_moe_expert_parallel_comm")),
     }
     return {knob: value for knob, value in knobs.items() if value != KNOBS[knob].default}
 
@@ -217,7 +216,7 @@ def _read_dispatcher(keys: KeyReader, name: Callable[[str], str]) -> str:
     return (
         "alltoall"
         if kind is None
-        else keys.word(name("moe_token_dispatcher_type"), meanings) or "alltoall"
+        else keys.word(name("moe_token_dispatcher_type"), meanings, "alltoall")
     )
 
 

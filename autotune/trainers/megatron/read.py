@@ -205,15 +205,15 @@ _RECOMPUTED_BEFORE = (
 
 
 def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, Any]:
-    pp = keys.count("pipeline-model-parallel-size") or 1
+    pp = keys.positive("pipeline-model-parallel-size")
     stages = keys.count("num-virtual-stages-per-pipeline-rank")
     if layout := keys.find("pipeline-model-parallel-layout"):
         stages = max(1, stages_of_layout(layout) // pp)
     per_stage = keys.count("num-layers-per-virtual-pipeline-stage")
     if per_stage and num_layers:
         stages = num_layers // (pp * per_stage)
-    granularity = (
-        keys.word("recompute-granularity", {"selective": "selective", "full": "full"}) or "none"
+    granularity = keys.word(
+        "recompute-granularity", {"selective": "selective", "full": "full"}, "none"
     )
     if keys.flag("recompute-activations"):  # its short form
         granularity = "selective"
@@ -234,7 +234,7 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
         )
     replicas = keys.count("num-distributed-optimizer-instances")
     module = read_knobs(keys, _flag)
-    away = bool(keys.flag("optimizer-cpu-offload"))
+    away = keys.is_on("optimizer-cpu-offload")
     keys.drop(
         *(
             (
@@ -252,15 +252,15 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
     return {
         **with_optimizer(module, away=away),
         **({"dp_replicas": replicas} if replicas else {}),
-        "tp": keys.count("tensor-model-parallel-size") or 1,
+        "tp": keys.positive("tensor-model-parallel-size"),
         "pp": pp,
-        "cp": keys.count("context-parallel-size") or 1,
-        "ep": keys.count("expert-model-parallel-size") or 1,
+        "cp": keys.positive("context-parallel-size"),
+        "ep": keys.positive("expert-model-parallel-size"),
         "micro_batch_size": keys.count("micro-batch-size"),
         "precision": _precision(keys, tf32=tf32),
         "recompute": read_recompute(keys, _flag, granularity),
         "zero_stage": _zero(keys),
-        "sequence_parallel": bool(keys.flag("sequence-parallel")),
+        "sequence_parallel": keys.is_on("sequence-parallel"),
         "pp_schedule": "interleaved_1f1b" if (stages or 1) > 1 else "1f1b",
         "virtual_stages": stages or 1,
     }
@@ -288,7 +288,7 @@ def _zero(keys: KeyReader) -> int:
     sharded = keys.flag("use-distributed-optimizer") or keys.find("optimizer") == "dist_muon"
     if keys.flag("use-megatron-fsdp"):
         keys.drop("no-gradient-accumulation-fusion", "ckpt-format")
-        stage: int = keys.word("data-parallel-sharding-strategy", STRATEGIES) or 0
+        stage: int = keys.word("data-parallel-sharding-strategy", STRATEGIES, 0)
         return stage
     return 1 if sharded else 0
 
@@ -313,7 +313,7 @@ def _model(keys: KeyReader) -> dict[str, Any]:
         and channels * model.get("num_attention_heads", 0) != model.get("hidden_size")
     ):
         model["attention_head_dim"] = channels
-    gated = bool(keys.flag("swiglu"))
+    gated = keys.is_on("swiglu")
     if gated and "hidden_size" in model:  # its default: two thirds of 4 x hidden, a multiple of 64
         model.setdefault("ffn_hidden_size", int(4 * model["hidden_size"] * 2 / 3 / 64) * 64)
     positions = keys.count("max-position-embeddings")

@@ -38,20 +38,20 @@ def read(present: PresentConfiguration) -> Reading:
     batch = keys.count("train.global_batch_size")
     if layout := keys.find("model.pipeline_model_parallel_layout"):
         stages = max(
-            1, stages_of_layout(layout) // (keys.count("model.pipeline_model_parallel_size") or 1)
+            1, stages_of_layout(layout) // (keys.positive("model.pipeline_model_parallel_size"))
         )
     module = read_knobs(keys, _in_model)
-    away = bool(keys.flag("optimizer.optimizer_cpu_offload"))
-    replicas = keys.count("ddp.num_distributed_optimizer_instances") or 1
+    away = keys.is_on("optimizer.optimizer_cpu_offload")
+    replicas = keys.positive("ddp.num_distributed_optimizer_instances")
     knobs: dict[str, Any] = {
         **with_optimizer(module, away=away),
         **({"dp_replicas": replicas} if replicas > 1 else {}),
-        "tp": keys.count("model.tensor_model_parallel_size") or 1,
-        "pp": keys.count("model.pipeline_model_parallel_size") or 1,
-        "cp": keys.count("model.context_parallel_size") or 1,
-        "ep": keys.count("model.expert_model_parallel_size") or 1,
+        "tp": keys.positive("model.tensor_model_parallel_size"),
+        "pp": keys.positive("model.pipeline_model_parallel_size"),
+        "cp": keys.positive("model.context_parallel_size"),
+        "ep": keys.positive("model.expert_model_parallel_size"),
         "micro_batch_size": keys.count("train.micro_batch_size"),
-        "sequence_parallel": bool(keys.flag("model.sequence_parallel")),
+        "sequence_parallel": keys.is_on("model.sequence_parallel"),
         "virtual_stages": stages,
         "pp_schedule": "interleaved_1f1b" if stages > 1 else "1f1b",
         "precision": _precision(keys, tf32=present.tf32),
@@ -75,7 +75,7 @@ def read(present: PresentConfiguration) -> Reading:
         else any(overlaps),
     }
     sequence = keys.count("model.seq_length") or keys.count("dataset.seq_length")
-    optimizer = keys.word("optimizer.optimizer", {"adam": "adamw", "sgd": "sgd"}) or ""
+    optimizer = keys.word("optimizer.optimizer", {"adam": "adamw", "sgd": "sgd"}, "")
     keys.drop(*WRITTEN_ANEW)
     return Reading(
         knobs=knobs,
@@ -109,7 +109,7 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
 
 
 def _zero(keys: KeyReader) -> int:
-    sharded = bool(keys.flag("ddp.use_distributed_optimizer"))
+    sharded = keys.is_on("ddp.use_distributed_optimizer")
     if keys.find("ddp.use_megatron_fsdp") or keys.find("dist.use_megatron_fsdp"):
         return STRATEGIES.get(str(keys.find("ddp.data_parallel_sharding_strategy")), 3)
     return 1 if sharded else 0

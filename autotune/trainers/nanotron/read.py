@@ -41,18 +41,17 @@ OTHER_SIZES = (
 def read(present: PresentConfiguration) -> Reading:
     """The YAML."""
     keys = present.keys(".yaml", ".yml")
-    schedule = keys.word("parallelism.pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}) or "1f1b"
-    mode = keys.word("parallelism.tp_mode", {"REDUCE_SCATTER": True, "ALL_REDUCE": False}) or False
-    dtype = (
-        keys.word("model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"})
-        or "bf16"
+    schedule = keys.word("parallelism.pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}, "1f1b")
+    mode = keys.word("parallelism.tp_mode", {"REDUCE_SCATTER": True, "ALL_REDUCE": False}, False)
+    dtype = keys.word(
+        "model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}, "bf16"
     )
     knobs: dict[str, Any] = {
-        **{knob: keys.count(f"parallelism.{knob}") or 1 for knob in ("dp", "pp", "tp")},
-        "cp": keys.count("parallelism.context_parallel_size") or 1,
-        "ep": keys.count("parallelism.expert_parallel_size") or 1,
-        "micro_batch_size": keys.count("tokens.micro_batch_size") or 1,
-        "accumulation_steps": keys.count("tokens.batch_accumulation_per_replica") or 1,
+        **{knob: keys.positive(f"parallelism.{knob}") for knob in ("dp", "pp", "tp")},
+        "cp": keys.positive("parallelism.context_parallel_size"),
+        "ep": keys.positive("parallelism.expert_parallel_size"),
+        "micro_batch_size": keys.positive("tokens.micro_batch_size"),
+        "accumulation_steps": keys.positive("tokens.batch_accumulation_per_replica"),
         "precision": "tf32" if dtype == "fp32" and present.tf32 else dtype,
         "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
         "zero_stage": keys.count("optimizer.zero_stage") or 0,
@@ -91,7 +90,7 @@ def read(present: PresentConfiguration) -> Reading:
     if keys.find("checkpoints"):
         keys.drop("checkpoints")  # a launch writes none
     keys.flag("model.model_config.is_llama_config")
-    is_qwen = bool(keys.flag("model.model_config.is_qwen2_config"))
+    is_qwen = keys.is_on("model.model_config.is_qwen2_config")
     if knobs["cp"] > 1 and keys.find("model.model_config._attn_implementation") == RING:
         keys.drop("model.model_config._attn_implementation")
     if is_qwen and not keys.find("model.model_config.attention_bias"):
@@ -100,9 +99,7 @@ def read(present: PresentConfiguration) -> Reading:
         keys.remarks.append(
             f"{keys.name}: the experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
         )
-    optimizer = (
-        keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
-    )
+    optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}, "")
     options: dict[str, Any] = {
         "steps": keys.count("tokens.train_steps"),
         "seed": keys.count("general.seed"),

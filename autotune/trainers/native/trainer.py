@@ -227,7 +227,7 @@ class NativeTrainer(StepLineTrainer):
             )
         keys = KeyReader(document, name)
         batch = [
-            keys.count(f"config.{name}") or 1
+            keys.positive(f"config.{name}")
             for name in ("micro_batch_size", "accumulation_steps", "dp")
         ]
         options = {

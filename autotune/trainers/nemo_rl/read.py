@@ -70,7 +70,7 @@ def read(keys: KeyReader) -> Reading:
     keys.drop("defaults")
     enabled = {engine: keys.flag(f"{where}.enabled") for engine, where in ENGINES.items()}
     engine = "megatron" if enabled["megatron"] else "fsdp"
-    nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")
+    nodes, per_node = keys.positive("cluster.num_nodes"), keys.count("cluster.gpus_per_node")
     generating = _generating(keys, per_node)
     ranks = None if per_node is None else nodes * per_node - generating
     if ranks is not None and ranks < 1:
@@ -84,7 +84,7 @@ def read(keys: KeyReader) -> Reading:
     knobs = _knobs(keys, engine, has_limit=bool(packing.get("micro_batch_tokens")))
     prompts, responses = (
         keys.count("grpo.num_prompts_per_step"),
-        keys.count("grpo.num_generations_per_prompt") or 1,
+        keys.positive("grpo.num_generations_per_prompt"),
     )
     path = keys.text("policy.model_name")
     rl = {
@@ -147,9 +147,9 @@ def _knobs(keys: KeyReader, engine: str, *, has_limit: bool) -> dict[str, Any]:
     """Degrees, precision, micro-batch and memory. `has_limit`: whether micro-batches are counted in
     tokens."""
     where = ENGINES[engine]
-    degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
+    degrees = {knob: keys.positive(f"{where}.{path}") for knob, path in DEGREES[engine].items()}
     precision = keys.word("policy.precision", {word: knob for knob, word in PRECISIONS.items()})
-    sequences = keys.count("policy.train_micro_batch_size") or 1
+    sequences = keys.positive("policy.train_micro_batch_size")
     recompute = keys.flag(f"{where}.activation_checkpointing")
     return {
         **degrees,
@@ -157,7 +157,7 @@ def _knobs(keys: KeyReader, engine: str, *, has_limit: bool) -> dict[str, Any]:
         "micro_batch_size": 1 if has_limit else sequences,
         "recompute": "full" if recompute else "none",
         "zero_stage": 1 if engine == "megatron" else 3,
-        "sequence_parallel": bool(keys.flag(f"{where}.sequence_parallel")) and degrees["tp"] > 1,
+        "sequence_parallel": keys.is_on(f"{where}.sequence_parallel") and degrees["tp"] > 1,
     }
 
 

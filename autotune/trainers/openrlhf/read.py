@@ -54,7 +54,7 @@ def read(keys: KeyReader) -> Reading:
     knobs = fitted(_knobs(keys, is_dynamic), ranks, batch)
     prompts, responses = (
         keys.count("rollout.batch_size"),
-        keys.count("rollout.n_samples_per_prompt") or 1,
+        keys.positive("rollout.n_samples_per_prompt"),
     )
     degree = keys.count("vllm.tensor_parallel_size")
     both = [
@@ -104,7 +104,7 @@ def read(keys: KeyReader) -> Reading:
 
 def _gpus(keys: KeyReader, algorithm: str, *, has_reference: bool) -> tuple[int, dict[str, int]]:
     """(GPUs of the policy, those of each other model that does not share these)"""
-    gpus = {role: math.prod(keys.count(path) or 1 for path in _of_role(role)) for role in ROLES}
+    gpus = {role: math.prod(keys.positive(path) for path in _of_role(role)) for role in ROLES}
     shares = keys.flag("train.colocate_actor_ref")
     beside = {"ref": has_reference and not shares, "critic": algorithm == "ppo"}
     return gpus["actor"], {role: gpus[role] for role, has_own in beside.items() if has_own}
@@ -127,7 +127,7 @@ def _keep_apart(keys: KeyReader, apart: Mapping[str, int]) -> None:
 def _knobs(keys: KeyReader, is_dynamic: bool | None) -> dict[str, Any]:
     """Degrees, precision, micro-batch and memory. `is_dynamic`: whether micro-batches are counted
     in tokens."""
-    sequences = keys.count("train.micro_batch_size") or 1
+    sequences = keys.positive("train.micro_batch_size")
     micro = 1 if is_dynamic else sequences
     keys.keep_unless("rollout.micro_batch_size", micro)
     return {

@@ -123,14 +123,14 @@ def reading_of(
     known = flavored(*flavor)
     model = model or known
     degrees = {
-        "tp": keys.count("parallelism.tensor_parallel_degree") or 1,
-        "pp": keys.count("parallelism.pipeline_parallel_degree") or 1,
-        "cp": keys.count("parallelism.context_parallel_degree") or 1,
+        "tp": keys.positive("parallelism.tensor_parallel_degree"),
+        "pp": keys.positive("parallelism.pipeline_parallel_degree"),
+        "cp": keys.positive("parallelism.context_parallel_degree"),
     }
     dp, stage, replicas = _data_parallel(keys, degrees["cp"], degrees["pp"])
     knobs: dict[str, Any] = {
         **degrees,
-        "ep": keys.count("parallelism.expert_parallel_degree") or 1,
+        "ep": keys.positive("parallelism.expert_parallel_degree"),
         "dp": dp,
         "precision": _precision(keys, tf32=present.tf32),
         "zero_stage": stage,
@@ -146,7 +146,7 @@ def reading_of(
         ),
         "cp_style": _cp_style(keys, degrees["cp"], version),
         "loss": loss,
-        "compile": keys.flag("compile.enable") or False,
+        "compile": keys.is_on("compile.enable"),
         "sequence_parallel": degrees["tp"] > 1
         and keys.flag("parallelism.enable_sequence_parallel") is not False,
         **_pipeline(keys, degrees["pp"], model.get("num_layers")),
@@ -161,7 +161,7 @@ def reading_of(
     if batch is None and "accumulation_steps" not in knobs:
         knobs["accumulation_steps"] = 1  # its default: the local batches are the global one
     keys.drop("metrics.log_freq")  # a launch logs every step
-    optimizer = keys.word("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}) or ""
+    optimizer = keys.word("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}, "")
     options: dict[str, Any] = {
         "version": version,
         "steps": keys.count("training.steps"),
@@ -185,7 +185,7 @@ def reading_of(
         seq_len=keys.count("training.seq_len"),
         global_batch_size=batch or batch_of(knobs),
         optimizer=optimizer,
-        pure_bf16=keys.word("training.dtype", {"bfloat16": True, "float32": False}) or False,
+        pure_bf16=keys.word("training.dtype", {"bfloat16": True, "float32": False}, False),
         options=options,
         settings=keys.left,
         remarks=tuple(keys.remarks),
@@ -209,12 +209,12 @@ def _data_parallel(keys: KeyReader, cp: int, pp: int) -> tuple[int | None, int, 
     """(dp, ZeRO stage, copies of the shards); dp is None where it is what the ranks leave. By
     default a pipeline keeps weights gathered between its micro-batches
     (`get_fsdp_reshard_after_forward_policy`)."""
-    replicas = keys.count("parallelism.data_parallel_replicate_degree") or 1
+    replicas = keys.positive("parallelism.data_parallel_replicate_degree")
     shards = keys.find("parallelism.data_parallel_shard_degree")
     keys.drop("parallelism.data_parallel_shard_degree")
     usual = 2 if pp > 1 else 3
     stages = {"always": 3, "never": 2, "default": usual}
-    policy = keys.word("parallelism.fsdp_reshard_after_forward", stages) or usual
+    policy = keys.word("parallelism.fsdp_reshard_after_forward", stages, usual)
     if shards in (None, -1):
         return None, policy, replicas
     sharded = shards * cp > 1 or replicas == 1
@@ -247,8 +247,8 @@ def _pipeline(keys: KeyReader, pp: int, num_layers: int | None) -> dict[str, Any
     local = keys.count("training.local_batch_size")
     if pp == 1:
         return {"micro_batch_size": local}
-    schedule = keys.word("parallelism.pipeline_parallel_schedule", SCHEDULES) or "1f1b"
-    micro = keys.count("parallelism.pipeline_parallel_microbatch_size") or 1
+    schedule = keys.word("parallelism.pipeline_parallel_schedule", SCHEDULES, "1f1b")
+    micro = keys.positive("parallelism.pipeline_parallel_microbatch_size")
     per_stage = keys.count("parallelism.pipeline_parallel_layers_per_stage")
     stages = 2 if schedule.startswith("interleaved") else 1
     edges = [
@@ -278,9 +278,8 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
             return precision
     if converters == []:
         keys.drop("model.converters")
-    kind = (
-        keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"})
-        or "bf16"
+    kind = keys.word(
+        "training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"}, "bf16"
     )
     return "tf32" if kind == "fp32" and tf32 else kind
 

@@ -65,21 +65,21 @@ def read(keys: KeyReader) -> Reading:
     keys.drop("use_cpu", *(f"fsdp_config.{key}" for key in ("version", "auto_wrap_policy", "transformer_layer_cls_to_wrap")))  # fmt: skip
     launched = read_launched(keys)
     processes = keys.count("num_processes") or launched.ranks  # those of all machines
-    machines = keys.count("num_machines") or 1
-    accumulation = keys.count("gradient_accumulation_steps") or 1
+    machines = keys.positive("num_machines")
+    accumulation = keys.positive("gradient_accumulation_steps")
     knobs = {
         "dp": processes,
-        "micro_batch_size": keys.count("per_device_train_batch_size") or 1,
+        "micro_batch_size": keys.positive("per_device_train_batch_size"),
         "accumulation_steps": accumulation,
         "precision": _precision(keys),
         "recompute": "full" if keys.flag("gradient_checkpointing") else "none",
-        "compile": keys.flag("torch_compile") or False,
+        "compile": keys.is_on("torch_compile"),
         "zero_stage": _zero_stage(keys, launched.stage),
     }
     rl = {
         "algorithm": _algorithm(keys),
         "engine": launched.engine,
-        "responses": keys.count("num_generations") or 1,
+        "responses": keys.positive("num_generations"),
         "epochs": keys.count("num_iterations"),
         "reference": bool(keys.number("beta")),
         "response_lengths": keys.count("max_completion_length"),

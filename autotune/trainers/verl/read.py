@@ -158,7 +158,7 @@ def _step(keys: KeyReader) -> dict[str, Any]:
     """The sequences of a step, and how often it trains on them."""
     return {
         "prompts": keys.count("data.train_batch_size"),
-        "responses": keys.count(f"{ROLLOUT}.n") or 1,
+        "responses": keys.positive(f"{ROLLOUT}.n"),
         "mini_batch_prompts": keys.count(f"{ACTOR}.ppo_mini_batch_size"),
         "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
     }
@@ -299,10 +299,8 @@ def _uncounted(keys: KeyReader) -> Iterator[str]:
 def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
     recompute = keys.flag(f"{MODEL}.enable_gradient_checkpointing")
     gathered = keys.flag(f"{ACTOR}.fsdp_config.reshard_after_forward")
-    cp = (
-        keys.count(f"{ACTOR}.ulysses_sequence_parallel_size")
-        or keys.count(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
-        or 1
+    cp = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size") or keys.positive(
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
     )
     return {
         "cp": cp,
@@ -313,7 +311,7 @@ def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
 
 
 def _read_megatron(keys: KeyReader) -> dict[str, Any]:
-    found = {knob: keys.count(f"{ACTOR}.megatron.{path}") or 1 for knob, path in MEGATRON.items()}
+    found = {knob: keys.positive(f"{ACTOR}.megatron.{path}") for knob, path in MEGATRON.items()}
     keys.drop(*(f"{REF}.megatron.{path}" for path in (*MEGATRON.values(), EXPERT_TP)))
     recompute = f"{ACTOR}.megatron.{RECOMPUTE}"
     granularity = keys.text(f"{recompute}granularity")
