@@ -77,7 +77,8 @@ def model_notes(model: ModelSpec) -> Iterator[str]:
 
 
 def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The flags that make the model."""
+    """The flags that make the model; those of False and None are not given."""
+    is_grouped = model.num_kv_heads != model.num_attention_heads
     flags: dict[str, Any] = {
         "num-layers": model.num_layers,
         "hidden-size": model.hidden_size,
@@ -88,46 +89,46 @@ def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
         "max-position-embeddings": max(model.max_positions, seq_len),
         "attention-dropout": 0.0,
         "hidden-dropout": 0.0,
+        "group-query-attention": is_grouped,
+        "num-query-groups": model.num_kv_heads if is_grouped else None,
+        "swiglu": model.gated_mlp,
+        "normalization": "RMSNorm" if model.gated_mlp else "LayerNorm",
+        "position-embedding-type": "rope" if model.gated_mlp else "learned_absolute",
+        "disable-bias-linear": model.gated_mlp,
+        "untie-embeddings-and-output-weights": not model.tied_embeddings,
+        **(_expert_flags(model) if model.num_experts else {}),
+        **(_latent_flags(model) if model.kv_lora_rank else {}),
+        "mtp-num-layers": model.mtp_layers or None,
     }
-    if model.num_kv_heads != model.num_attention_heads:
-        flags |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
-    if model.gated_mlp:
-        flags |= {
-            "swiglu": True,
-            "normalization": "RMSNorm",
-            "position-embedding-type": "rope",
-            "disable-bias-linear": True,
-        }
-    else:
-        flags |= {"normalization": "LayerNorm", "position-embedding-type": "learned_absolute"}
-    if not model.tied_embeddings:
-        flags["untie-embeddings-and-output-weights"] = True
-    if model.num_experts:
-        flags |= _expert_flags(model)
-    if model.kv_lora_rank:
-        flags |= _latent_flags(model)
-    if model.mtp_layers:
-        flags["mtp-num-layers"] = model.mtp_layers
-    figures = figures_of(model)
-    if figures is None:
-        return flags
-    if figures.rotary_base is not None:
-        flags["rotary-base"] = int(figures.rotary_base)
-    if figures.norm_epsilon is not None:
-        flags["norm-epsilon"] = figures.norm_epsilon
-    flags |= {"add-qkv-bias": True} if figures.qkv_bias and model.gated_mlp else {}
-    flags |= {"qk-layernorm": True} if figures.qk_norm else {}
-    flags |= {"rotary-percent": figures.rotary_share} if figures.rotary_share < 1 else {}
-    if 0 < figures.window < seq_len:
-        flags["window-size"] = f"{figures.window - 1},0"  # tokens to the left and to the right
-    if scaling := llama3_scaling(model):
-        flags |= {"use-rope-scaling": True, "rope-scaling-factor": scaling["factor"]}
-    return flags
+    return {**flags, **_figure_flags(model, seq_len)}
+
+
+def _figure_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """What its config.json says beside the sizes."""
+    if (figures := figures_of(model)) is None:
+        return {}
+    base, scaling = figures.rotary_base, llama3_scaling(model)
+    # tokens to the left and to the right
+    window = f"{figures.window - 1},0" if 0 < figures.window < seq_len else None
+    return {
+        "rotary-base": None if base is None else int(base),
+        "norm-epsilon": figures.norm_epsilon,
+        "add-qkv-bias": figures.qkv_bias and model.gated_mlp,
+        **({"qk-layernorm": True} if figures.qk_norm else {}),  # else as latent attention has it
+        "rotary-percent": figures.rotary_share if figures.rotary_share < 1 else None,
+        "window-size": window,
+        "use-rope-scaling": scaling is not None,
+        "rope-scaling-factor": scaling and scaling["factor"],
+    }
 
 
 def _expert_flags(model: ModelSpec) -> dict[str, Any]:
     figures = figures_of(model)
     router = figures.router if figures else None
+    is_sigmoid = router is not None and router.is_sigmoid
+    dense, loss = model.num_dense_layers, SIGMOID_LOSS if is_sigmoid else USUAL_LOSS
+    if figures and figures.router_loss is not None:
+        loss = figures.router_loss
     flags: dict[str, Any] = {
         "num-experts": model.num_experts,
         # experts stay whole: its default, the tensor-parallel size, would cut narrow matrices
@@ -136,41 +137,32 @@ def _expert_flags(model: ModelSpec) -> dict[str, Any]:
         "moe-router-topk": model.experts_per_token,
         "moe-ffn-hidden-size": model.ffn_hidden_size,
         "moe-router-load-balancing-type": "seq_aux_loss" if router else "aux_loss",
-        "moe-aux-loss-coeff": SIGMOID_LOSS if router and router.is_sigmoid else USUAL_LOSS,
+        "moe-aux-loss-coeff": loss,
+        "moe-layer-freq": f"([0]*{dense}+[1]*{model.num_layers - dense})" if dense else None,
+        "moe-shared-expert-intermediate-size": model.shared_ffn_hidden_size or None,
+        "moe-shared-expert-gate": figures is not None and figures.family == "qwen2_moe",
+        # the weight of one expert alone is 1, which nothing trains
+        "moe-router-pre-softmax": not is_sigmoid
+        and (model.experts_per_token == 1 or (figures is not None and figures.softmax_over_all)),
     }
-    if model.num_dense_layers:
-        flags["moe-layer-freq"] = (
-            f"([0]*{model.num_dense_layers}+[1]*{model.num_layers - model.num_dense_layers})"
-        )
-    if model.shared_ffn_hidden_size:
-        flags["moe-shared-expert-intermediate-size"] = model.shared_ffn_hidden_size
-    if figures and figures.family == "qwen2_moe":
-        flags["moe-shared-expert-gate"] = True
-    if figures and figures.router_loss is not None:
-        flags["moe-aux-loss-coeff"] = figures.router_loss
-    is_sigmoid = router is not None and router.is_sigmoid
-    # the weight of one expert alone is 1, which nothing trains
-    if not is_sigmoid and (model.experts_per_token == 1 or (figures and figures.softmax_over_all)):
-        flags["moe-router-pre-softmax"] = True
     if router is None:
         return flags
-    if is_sigmoid:
-        flags |= {"moe-router-score-function": "sigmoid", "moe-router-enable-expert-bias": True}
-    flags["moe-router-dtype"] = "fp32"
-    if router.groups > 1:
-        flags |= {
-            "moe-router-num-groups": router.groups,
-            "moe-router-group-topk": router.chosen_groups,
-        }
-    if router.scale != 1:
-        flags["moe-router-topk-scaling-factor"] = router.scale
-    return flags
+    is_grouped = router.groups > 1
+    return {
+        **flags,
+        "moe-router-score-function": "sigmoid" if is_sigmoid else None,
+        "moe-router-enable-expert-bias": is_sigmoid,
+        "moe-router-dtype": "fp32",
+        "moe-router-num-groups": router.groups if is_grouped else None,
+        "moe-router-group-topk": router.chosen_groups if is_grouped else None,
+        "moe-router-topk-scaling-factor": router.scale if router.scale != 1 else None,
+    }
 
 
 def _latent_flags(model: ModelSpec) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "multi-latent-attention": True,
-        **({"q-lora-rank": model.q_lora_rank} if model.q_lora_rank else {}),
+        "q-lora-rank": model.q_lora_rank or None,
         "kv-lora-rank": model.kv_lora_rank,
         "qk-head-dim": model.head_dim - model.qk_rope_head_dim,
         "qk-pos-emb-head-dim": model.qk_rope_head_dim,

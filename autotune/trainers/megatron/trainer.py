@@ -163,8 +163,11 @@ class MegatronTrainer(Trainer):
         # the overlap runs several streams
         if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap:
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-        if "pipeline-model-parallel-layout" in flags:  # it names the stages of every rank
-            flags.pop("num-virtual-stages-per-pipeline-rank", None)
+        given = {
+            name: value for name, value in flags.items() if not (value is None or value is False)
+        }
+        if "pipeline-model-parallel-layout" in given:  # it names the stages of every rank
+            given.pop("num-virtual-stages-per-pipeline-rank", None)
         notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
         if c.cuda_graph == "step" and c.ep > 1:
             notes.append(
@@ -181,7 +184,7 @@ class MegatronTrainer(Trainer):
         if not options["data_path"]:
             notes.append(MOCK_NOTE)
         return Launch(
-            argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes)
+            argv=(*start, options["entrypoint"], *_spell(given)), env=env, notes=tuple(notes)
         )
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
@@ -226,45 +229,35 @@ def _parallel_flags(c: ParallelConfig, *, overlap: bool, optimizer: str) -> dict
         "pipeline-model-parallel-size": c.pp,
         "context-parallel-size": c.cp,
         "expert-model-parallel-size": c.ep,
+        "num-distributed-optimizer-instances": c.dp_replicas if c.dp_replicas > 1 else None,
+        "num-virtual-stages-per-pipeline-rank": c.virtual_stages if c.virtual_stages > 1 else None,
+        "sequence-parallel": c.sequence_parallel,
     }
-    if c.dp_replicas > 1:
-        flags["num-distributed-optimizer-instances"] = c.dp_replicas
-    if c.virtual_stages > 1:
-        flags["num-virtual-stages-per-pipeline-rank"] = c.virtual_stages
-    if c.sequence_parallel:
-        flags["sequence-parallel"] = True
     if optimizer == "muon":  # it takes neither the distributed optimizer nor the overlap
         return flags
-    if c.zero_stage == 1:
-        flags["use-distributed-optimizer"] = True
-    elif c.zero_stage >= 2:
-        flags |= {
-            "use-megatron-fsdp": True,
-            "use-distributed-optimizer": True,
-            "data-parallel-sharding-strategy": SHARDING[c.zero_stage],
-            "no-gradient-accumulation-fusion": True,
-            "ckpt-format": "fsdp_dtensor",
-        }
-    if overlap and c.dp * c.cp > 1:
-        flags["overlap-grad-reduce"] = True
-        if c.zero_stage:
-            flags["overlap-param-gather"] = True
-    return flags
+    is_fsdp, overlaps = c.zero_stage >= 2, overlap and c.dp * c.cp > 1
+    return {
+        **flags,
+        "use-megatron-fsdp": is_fsdp,
+        "use-distributed-optimizer": c.zero_stage >= 1,
+        "data-parallel-sharding-strategy": SHARDING.get(c.zero_stage),
+        "no-gradient-accumulation-fusion": is_fsdp,
+        "ckpt-format": "fsdp_dtensor" if is_fsdp else None,
+        "overlap-grad-reduce": overlaps,
+        "overlap-param-gather": overlaps and c.zero_stage >= 1,
+    }
 
 
 def _module_flags(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
     """Fields of Megatron Core's configurations; those at Megatron's defaults are left out."""
     fields = {**model_fields(workload, c), **optimizer_fields(c)}
-    flags = {
+    fields["te_rng_tracker"] = fields.pop("use_te_rng_tracker")
+    fields["no_check_for_nan_in_loss_and_grad"] = c.cuda_graph == "step"
+    return {
         name.replace("_", "-"): value
         for name, value in fields.items()
-        if value not in (None, False, "none") and value != []
+        if value != "none" and value != []
     }
-    if flags.pop("use-te-rng-tracker", False):
-        flags["te-rng-tracker"] = True
-    if c.cuda_graph == "step":
-        flags["no-check-for-nan-in-loss-and-grad"] = True
-    return flags
 
 
 def _training_flags(
@@ -286,25 +279,20 @@ def _training_flags(
         "log-throughput": True,
         "eval-iters": 0,
         "transformer-impl": options["transformer_impl"],
+        "bf16": c.precision in ("bf16", *NARROW),
+        "fp16": c.precision == "fp16",
+        **NARROW.get(c.precision, {}),
+        "attention-backend": "unfused" if workload.unfused_attention else None,
+        "moe-grouped-gemm": has_grouped_gemm(workload.model, c),
     }
-    if c.precision in ("bf16", *NARROW):
-        flags["bf16"] = True
-    elif c.precision == "fp16":
-        flags["fp16"] = True
-    flags |= NARROW.get(c.precision, {})
-    if workload.unfused_attention:
-        flags["attention-backend"] = "unfused"
-    if has_grouped_gemm(workload.model, c):
-        flags["moe-grouped-gemm"] = True
-    if c.recompute in ("selective", "norm", "mlp"):
-        flags["recompute-granularity"] = "selective"
-    elif c.recompute == "full":
-        flags |= {
+    if c.recompute == "full":
+        return {
+            **flags,
             "recompute-granularity": "full",
             "recompute-method": "uniform",
             "recompute-num-layers": 1,
         }
-    return flags
+    return {**flags, "recompute-granularity": None if c.recompute == "none" else "selective"}
 
 
 def _optimizer(workload: Workload, c: ParallelConfig) -> str:
