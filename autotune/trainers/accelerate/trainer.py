@@ -28,7 +28,7 @@ from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import Placement, meeting, place, tf32_environment
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepLineTrainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
-from autotune.trainers.launch_files import NODE_RANK, Launch
+from autotune.trainers.launch_files import NODE_RANK, Launch, notes_of
 from autotune.trainers.present_configuration import SETTINGS
 
 
@@ -132,22 +132,25 @@ class AccelerateTrainer(StepLineTrainer):
             "accelerate.yaml",
             *_meeting(placement, options),
         )
-        env, notes = dict(tf32_environment(c.precision)), list[str]()
-        # its launcher would start the ranks, and each would train alone
-        if workload.cluster.gpu.is_cpu:
-            env["ACCELERATE_USE_CPU"] = "true"
+        env = {
+            **tf32_environment(c.precision),
+            # its launcher would start the ranks, and each would train alone
+            **({"ACCELERATE_USE_CPU": "true"} if workload.cluster.gpu.is_cpu else {}),
+        }
+        recomputes = c.recompute == "full" and c.zero_stage < 2  # FSDP does it by its own setting
         if options["script"]:
-            notes.append(
-                f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences"
+            notes = notes_of(
+                (
+                    True,
+                    f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences",
+                ),
+                (
+                    recomputes,
+                    "your program must recompute the layers, because accelerate.yaml can enable recomputation only for FSDP",
+                ),
             )
-            if c.recompute == "full" and c.zero_stage < 2:
-                notes.append(
-                    "your program must recompute the layers, because accelerate.yaml can enable recomputation only for FSDP"
-                )
             argv = (*start, options["script"], *map(str, options["script_args"]))
-            return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
-        files |= program_files(self.name, workload)
-        notes += data_notes(options)
+            return Launch(argv=argv, env=env, files=files, notes=notes)
         arguments = {
             "model": "model/config.json",
             "seq-len": workload.seq_len,
@@ -158,10 +161,13 @@ class AccelerateTrainer(StepLineTrainer):
             "learning-rate": options["learning_rate"],
             "optimizer": workload.optimizer,
         }
-        words = [*long_options(arguments), *data_arguments(options)]
-        if c.recompute == "full" and c.zero_stage < 2:
-            words.append("--recompute")
-        return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
+        words = (*long_options(arguments), *data_arguments(options))
+        return Launch(
+            argv=(*start, "train.py", *words, *(("--recompute",) if recomputes else ())),
+            env=env,
+            files={**files, **program_files(self.name, workload)},
+            notes=data_notes(options),
+        )
 
 
 def _meeting(placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:

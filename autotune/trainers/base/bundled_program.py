@@ -14,6 +14,7 @@ from typing import Any
 from autotune.spec import Workload
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.documents.file_formats import hf_config, to_json
+from autotune.trainers.launch_files import notes_of
 
 DATA = Option(
     name="data",
@@ -47,13 +48,10 @@ def data_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def data_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
     """What to know about its data, in words."""
-    return (
-        ()
-        if options["data"]
-        else (
-            "the program trains on random tokens; to train on your own tokens, set the `data` option",
-        )
+    random = (
+        "the program trains on random tokens; to train on your own tokens, set the `data` option"
     )
+    return notes_of((not options["data"], random))
 
 
 def long_options(values: Mapping[str, Any]) -> list[str]:

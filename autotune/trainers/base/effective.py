@@ -19,6 +19,7 @@ from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.base.limit import Limit
+from autotune.trainers.launch_files import notes_of
 
 
 @lru_cache(maxsize=64)
@@ -72,6 +73,7 @@ def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...
 def cpu_note(workload: Workload, trainer: str) -> tuple[str, ...]:
     """A note if the workload's ranks are CPU processes but the trainer needs a GPU for each
     rank."""
-    if not workload.cluster.gpu.is_cpu:
-        return ()
-    return (f"this config is for CPU ranks, but {trainer} needs a GPU for each rank",)
+    return notes_of((
+        workload.cluster.gpu.is_cpu,
+        f"this config is for CPU ranks, but {trainer} needs a GPU for each rank",
+    ))  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.spec import ClusterSpec, ParallelConfig
+from autotune.spec import ClusterSpec, ParallelConfig, Workload
 from autotune.trainers.launch_files import MASTER_ADDR, MASTER_PORT, NODE_RANK
 
 
@@ -101,6 +101,17 @@ def torchrun(
         f"--nproc-per-node={placement.nproc_per_node}",
         *rendezvous,
         *restarts,
+    )
+
+
+def ranks_started(
+    workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """torchrun for all ranks of a config, with the rendezvous of the options."""
+    return torchrun(
+        place(workload.cluster, config),
+        master_addr=options["master_addr"],
+        master_port=options["master_port"],
     )
 
 

@@ -15,15 +15,21 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, program_files
+from autotune.trainers.base.bundled_program import (
+    DATA,
+    data_arguments,
+    data_notes,
+    long_options,
+    program_files,
+)
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
 from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
-from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.torchrun import ranks_started, tf32_environment
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
 from autotune.trainers.documents.file_formats import to_json
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import Launch, notes_of
 from autotune.trainers.logs.step_metrics import number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
@@ -161,53 +167,37 @@ class DeepspeedTrainer(Trainer):
     ) -> Launch:
         """torchrun, the program, ds_config.json and the model's config."""
         c = effective(config)
-        start = torchrun(
-            place(workload.cluster, c),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
+        start = ranks_started(workload, c, options)
         files = {"ds_config.json": to_json(_settings(workload, c, options))}
-        notes = list(cpu_note(workload, "DeepSpeed"))
+        env, on_cpu = tf32_environment(c.precision), cpu_note(workload, "DeepSpeed")
+        own = ("--deepspeed_config", "ds_config.json")
         if options["script"]:
-            if c.recompute != "none":
-                notes.append(
-                    f"your program must recompute activations (recompute={c.recompute}), because ds_config.json cannot"
-                )
-            if c.compile:
-                notes.append("your program must call torch.compile, because ds_config.json cannot")
-            command = (
-                options["script"],
-                "--deepspeed_config",
-                "ds_config.json",
-                *map(str, options["script_args"]),
+            notes = notes_of(
+                (
+                    c.recompute != "none",
+                    f"your program must recompute activations (recompute={c.recompute}), because ds_config.json cannot",
+                ),
+                (c.compile, "your program must call torch.compile, because ds_config.json cannot"),
             )
-            return Launch(
-                argv=(*start, *command),
-                env=tf32_environment(c.precision),
-                files=files,
-                notes=tuple(notes),
-            )
-        files |= program_files(self.name, workload)
-        notes += data_notes(options)
+            argv = (*start, options["script"], *own, *map(str, options["script_args"]))
+            return Launch(argv=argv, env=env, files=files, notes=(*on_cpu, *notes))
+        arguments = {
+            "model": "model/config.json",
+            "seq-len": workload.seq_len,
+            "steps": options["steps"],
+            "seed": options["seed"],
+        }
         command = (
-            *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),
-            *(
-                "--seq-len",
-                str(workload.seq_len),
-                "--steps",
-                str(options["steps"]),
-                "--seed",
-                str(options["seed"]),
-            ),
+            *("train.py", *own, *long_options(arguments)),
             *data_arguments(options),
             *("--recompute", c.recompute),
             *(("--compile",) if c.compile else ()),
         )
         return Launch(
             argv=(*start, *command),
-            env=tf32_environment(c.precision),
-            files=files,
-            notes=tuple(notes),
+            env=env,
+            files={**files, **program_files(self.name, workload)},
+            notes=(*on_cpu, *data_notes(options)),
         )
 
     step_marks = ("global_step=", "steps:", "{")

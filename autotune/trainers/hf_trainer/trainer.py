@@ -19,7 +19,7 @@ from autotune.trainers.base.bundled_program import DATA, data_arguments, data_no
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
-from autotune.trainers.base.torchrun import place, torchrun
+from autotune.trainers.base.torchrun import ranks_started
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
@@ -104,18 +104,14 @@ class HfTrainer(Trainer):
     ) -> Launch:
         """torchrun, the program, training_args.json and the model's config."""
         c = effective(config)
-        start = torchrun(
-            place(workload.cluster, c),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
+        start = ranks_started(workload, c, options)
         files = {
             "training_args.json": to_json(_arguments(workload, c, options)),
             **program_files(self.name, workload),
         }
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data_arguments(options))
-        return Launch(argv=argv, files=files, notes=tuple(data_notes(options)))
+        return Launch(argv=argv, files=files, notes=data_notes(options))
 
     step_marks = ("{", "'train_samples")
 

@@ -40,7 +40,12 @@ from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.own_program import CWD
-from autotune.trainers.base.torchrun import Placement, place, tf32_environment, torchrun
+from autotune.trainers.base.torchrun import (
+    Placement,
+    place,
+    ranks_started,
+    tf32_environment,
+)
 from autotune.trainers.base.trainer import (
     SHARED_OPTIONS,
     LineReader,
@@ -52,7 +57,7 @@ from autotune.trainers.base.trainer import (
 )
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import Launch, notes_of
 from autotune.trainers.logs.patterns import MAX_SEARCHED
 from autotune.trainers.logs.step_metrics import clean, number_in
 from autotune.trainers.logs.steplines import parse_step_line
@@ -204,36 +209,28 @@ class LightningTrainer(StepLineTrainer):
         """torchrun, the program and lightning.yaml."""
         c = effective(config)
         placement = place(workload.cluster, c)
-        start = torchrun(
-            placement, master_addr=options["master_addr"], master_port=options["master_port"]
-        )
+        start = ranks_started(workload, c, options)
         trainer = _trainer(workload, c, placement, options)
-        env, notes = (
-            tf32_environment(c.precision),
-            list(cpu_note(workload, "ZeRO of Lightning") if c.zero_stage else ()),
-        )
+        env = tf32_environment(c.precision)
+        on_cpu = cpu_note(workload, "ZeRO of Lightning") if c.zero_stage else ()
         document: dict[str, Any] = {"seed_everything": options["seed"], "trainer": trainer}
         if options["script"]:
             document = merged(document, nested({options["batch_key"]: c.micro_batch_size}))
-            if c.compile:
-                notes.append("your program must call torch.compile, because lightning.yaml cannot")
-            if c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1):
-                notes.append(
-                    "your program must recompute the layers, because lightning.yaml can enable recomputation only for FSDP"
-                )
-            command = (
-                options["script"],
-                "fit",
-                *map(str, options["script_args"]),
-                "--config",
-                "lightning.yaml",
+            notes = notes_of(
+                (c.compile, "your program must call torch.compile, because lightning.yaml cannot"),
+                (
+                    c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1),
+                    "your program must recompute the layers, because lightning.yaml can enable recomputation only for FSDP",
+                ),
             )
-            bar = (
+            command = (
+                *(options["script"], "fit", *map(str, options["script_args"])),
+                *("--config", "lightning.yaml"),
                 f"--trainer.callbacks+={BAR}",
                 f"--trainer.callbacks.refresh_rate={c.accumulation_steps}",
             )
             files = {"lightning.yaml": to_yaml(document)}
-            return Launch(argv=(*start, *command, *bar), env=env, files=files, notes=tuple(notes))
+            return Launch(argv=(*start, *command), env=env, files=files, notes=(*on_cpu, *notes))
         trainer |= {
             "logger": False,
             "enable_checkpointing": False,
@@ -241,11 +238,6 @@ class LightningTrainer(StepLineTrainer):
             "enable_model_summary": False,
             "use_distributed_sampler": False,
         }
-        files = {
-            "lightning.yaml": to_yaml(document),
-            **program_files(self.name, workload),
-        }
-        notes += data_notes(options)
         arguments = {
             "config": "lightning.yaml",
             "model": "model/config.json",
@@ -255,12 +247,18 @@ class LightningTrainer(StepLineTrainer):
             "learning-rate": options["learning_rate"],
             "optimizer": workload.optimizer,
         }
-        words = [*long_options(arguments), *data_arguments(options)]
-        if c.recompute == "full":
-            words.append("--recompute" if c.zero_stage < 2 else "--recompute-layers")
-        if c.compile:
-            words.append("--compile")
-        return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
+        recompute = "--recompute" if c.zero_stage < 2 else "--recompute-layers"
+        command = (
+            *("train.py", *long_options(arguments), *data_arguments(options)),
+            *((recompute,) if c.recompute == "full" else ()),
+            *(("--compile",) if c.compile else ()),
+        )
+        return Launch(
+            argv=(*start, *command),
+            env=env,
+            files={"lightning.yaml": to_yaml(document), **program_files(self.name, workload)},
+            notes=(*on_cpu, *data_notes(options)),
+        )
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The JSON lines, or the progress bar of a program of your own."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
+from autotune.trainers.base.torchrun import tf32_environment
 from autotune.trainers.present_configuration import KeyReader
 
 CP_STYLES = {"ring": "p2p", "heads": "a2a", "gather": "allgather"}
@@ -175,9 +176,15 @@ def has_grouped_gemm(model: ModelSpec, c: ParallelConfig) -> bool:
 
 
 def environment(c: ParallelConfig) -> dict[str, str]:
-    """What Transformer Engine from 2.10 on asks for, so that offloaded activations take no weights
-    along."""
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if c.offload in ("activations", "all") else {}
+    """Variables that its knobs need. Transformer Engine from 2.10 on takes weights along with
+    offloaded activations unless it is told not to; the overlap of experts runs several streams."""
+    activations = c.offload in ("activations", "all")
+    is_ordered = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap
+    return {
+        **tf32_environment(c.precision),
+        **({"NVTE_CPU_OFFLOAD_V1": "1"} if activations else {}),
+        **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {}),
+    }
 
 
 def _recomputed(model: ModelSpec, c: ParallelConfig) -> list[str] | None:

@@ -16,11 +16,11 @@ from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.trainers.base.effective import cpu_note, effective
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.own_program import CWD
-from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.torchrun import ranks_started
 from autotune.trainers.base.trained_families import MEGATRON
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 from autotune.trainers.base.trainer_option import Reach
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import Launch, notes_of
 from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
@@ -147,11 +147,7 @@ class MegatronTrainer(Trainer):
     ) -> Launch:
         """torchrun, pretrain_gpt.py and its flags; no files."""
         c = effective(config)
-        start = torchrun(
-            place(workload.cluster, c),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
+        start = ranks_started(workload, c, options)
         flags: dict[str, Any] = {
             **model_flags(workload.model, workload.seq_len),
             **_parallel_flags(c, overlap=options["overlap"], optimizer=workload.optimizer),
@@ -159,32 +155,30 @@ class MegatronTrainer(Trainer):
             **_training_flags(workload, c, options),
             **_data_flags(workload.model, options),
         }
-        env = {**tf32_environment(c.precision), **environment(c)}
-        # the overlap runs several streams
-        if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap:
-            env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         given = {
             name: value for name, value in flags.items() if not (value is None or value is False)
         }
         if "pipeline-model-parallel-layout" in given:  # it names the stages of every rank
             given.pop("num-virtual-stages-per-pipeline-rank", None)
-        notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
-        if c.cuda_graph == "step" and c.ep > 1:
-            notes.append(
-                "Megatron-LM 0.17 (but not 0.16 or 0.18) requires --moe-pad-experts-for-cuda-graph-inference here; add this flag to the `settings` option"
-            )
-        if workload.optimizer == "muon":
-            notes.append(
-                "Muon comes from NVIDIA's package emerging_optimizers, which must be installed"
-            )
-        if options["entrypoint"] == "pretrain_gpt.py":
-            notes.append(
-                "run the launch in a Megatron-LM checkout, or set the `entrypoint` option to the path of pretrain_gpt.py"
-            )
-        if not options["data_path"]:
-            notes.append(MOCK_NOTE)
+        notes = notes_of(
+            (
+                c.cuda_graph == "step" and c.ep > 1,
+                "Megatron-LM 0.17 (but not 0.16 or 0.18) requires --moe-pad-experts-for-cuda-graph-inference here; add this flag to the `settings` option",
+            ),
+            (
+                workload.optimizer == "muon",
+                "Muon comes from NVIDIA's package emerging_optimizers, which must be installed",
+            ),
+            (
+                options["entrypoint"] == "pretrain_gpt.py",
+                "run the launch in a Megatron-LM checkout, or set the `entrypoint` option to the path of pretrain_gpt.py",
+            ),
+            (not options["data_path"], MOCK_NOTE),
+        )
         return Launch(
-            argv=(*start, options["entrypoint"], *_spell(given)), env=env, notes=tuple(notes)
+            argv=(*start, options["entrypoint"], *_spell(given)),
+            env=environment(c),
+            notes=(*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model), *notes),
         )
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:

@@ -19,7 +19,7 @@ from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers.base.bundled_program import program
 from autotune.trainers.base.effective import cpu_note, effective
 from autotune.trainers.base.limit import Limit
-from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.torchrun import ranks_started
 from autotune.trainers.base.trained_families import MEGATRON_BRIDGE, who_trains
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
 from autotune.trainers.base.trainer_option import Reach
@@ -110,34 +110,24 @@ class MegatronBridgeTrainer(Trainer):
     ) -> Launch:
         """torchrun, the program, bridge.yaml and the model's config."""
         c = effective(config)
-        start = torchrun(
-            place(workload.cluster, c),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
+        start = ranks_started(workload, c, options)
         files = {
             "bridge.yaml": to_yaml(_settings(workload, c, options)),
             "train.py": program("megatron_bridge/train.py"),
         }
-        command: tuple[str, ...] = ("train.py", "--settings", "bridge.yaml")
-        notes = [*cpu_note(workload, "Megatron-Bridge")]
-        if options["recipe"]:
-            command += ("--recipe", options["recipe"])
-            notes.append(f"model and data come from the recipe {options['recipe']}")
+        recipe = options["recipe"]
+        if recipe:
+            model, note = ("--recipe", recipe), f"model and data come from the recipe {recipe}"
         else:
-            command += ("--model", "model/config.json")
-            files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
-            notes.append(
-                "the launch trains on mock data; set a recipe, or set `dataset` in the `settings` option"
-            )
-        # the overlap runs several streams
-        connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap
-        env = {
-            **tf32_environment(c.precision),
-            **environment(c),
-            **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {}),
-        }
-        return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
+            model = ("--model", "model/config.json")
+            files[model[1]] = to_json(hf_config(workload.model, workload.seq_len))
+            note = "the launch trains on mock data; set a recipe, or set `dataset` in the `settings` option"
+        return Launch(
+            argv=(*start, "train.py", "--settings", "bridge.yaml", *model),
+            env=environment(c),
+            files=files,
+            notes=(*cpu_note(workload, "Megatron-Bridge"), note),
+        )
 
     step_marks = ITERATION_MARKS
 

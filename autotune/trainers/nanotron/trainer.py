@@ -19,7 +19,7 @@ from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.own_program import CWD
-from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.torchrun import ranks_started, tf32_environment
 from autotune.trainers.base.trained_families import NANOTRON
 from autotune.trainers.base.trainer import (
     SHARED_OPTIONS,
@@ -32,7 +32,7 @@ from autotune.trainers.base.trainer import (
 )
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import to_yaml
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import Launch, notes_of
 from autotune.trainers.nanotron.read import RING
 from autotune.trainers.present_configuration import SETTINGS
 
@@ -187,21 +187,16 @@ class NanotronTrainer(Trainer):
         entrypoint = needs(
             options, "entrypoint", "nanotron is started with run_train.py from its checkout"
         )
-        start = torchrun(
-            place(workload.cluster, c),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
-        notes = [*cpu_note(workload, "nanotron")]
-        if not options["dataset"]:
-            notes.append(
-                "the launch trains on generated tokens; set the options dataset and tokenizer to train on your own data"
-            )
+        start = ranks_started(workload, c, options)
+        notes = notes_of((
+            not options["dataset"],
+            "the launch trains on generated tokens; set the options dataset and tokenizer to train on your own data",
+        ))  # fmt: skip
         return Launch(
             argv=(*start, entrypoint, "--config-file", "config.yaml"),
             env={"CUDA_DEVICE_MAX_CONNECTIONS": "1", **tf32_environment(c.precision)},
             files={"config.yaml": to_yaml(_document(workload, c, options))},
-            notes=tuple(notes),
+            notes=(*cpu_note(workload, "nanotron"), *notes),
         )
 
     step_marks = ("iteration:",)

@@ -20,7 +20,7 @@ from autotune.spec import FIELDS, MeasureSpec, ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.base.effective import effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
-from autotune.trainers.base.torchrun import place, torchrun
+from autotune.trainers.base.torchrun import ranks_started
 from autotune.trainers.base.trainer import Option, StepLineTrainer
 from autotune.trainers.base.trainer_option import MASTER_ADDR, MASTER_PORT, WORKING_DIR, Reach
 from autotune.trainers.base.workload_limits import own_model_limits, unequal_limits
@@ -201,11 +201,7 @@ class NativeTrainer(StepLineTrainer):
             },
             "data": options["data"] or None,
         }
-        start = torchrun(
-            place(workload.cluster, config),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
+        start = ranks_started(workload, config, options)
         synthetic = "the launch only measures the trainer's phases on sampled lengths; for post-training, export to verl, nemo_rl, openrlhf or trl"
         return Launch(
             notes=(synthetic,) if workload.rl is not None else (),

@@ -22,7 +22,7 @@ from autotune.trainers.base.trainer import Trainer, needs
 from autotune.trainers.base.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
 from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.documents.shell_words import commands_of
-from autotune.trainers.launch_files import INTERPRETER, Launch
+from autotune.trainers.launch_files import INTERPRETER, Launch, notes_of
 from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL, program_of
@@ -148,12 +148,11 @@ class PostTrainer(Trainer):
         needs(options, "model", f"{self.name} starts from existing weights")
         document = nested(self.document(workload, workload.rl, c, options))
         files = {self.settings_file: to_yaml(merged(document, options[SETTINGS.name]))}
-        notes = []
-        if workload.cluster.num_nodes > 1:
-            notes.append(
-                "start Ray on all nodes first (`ray start`), then run this command only on the head node"
-            )
-        return Launch(argv=self.started(workload, c, options), files=files, notes=tuple(notes))
+        notes = notes_of((
+            workload.cluster.num_nodes > 1,
+            "start Ray on all nodes first (`ray start`), then run this command only on the head node",
+        ))  # fmt: skip
+        return Launch(argv=self.started(workload, c, options), files=files, notes=notes)
 
     def started(
         self, workload: Workload, c: ParallelConfig, options: Mapping[str, Any]

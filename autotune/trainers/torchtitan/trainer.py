@@ -15,7 +15,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
-from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.torchrun import ranks_started, tf32_environment
 from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.base.trainer import (
     SHARED_OPTIONS,
@@ -27,7 +27,7 @@ from autotune.trainers.base.trainer import (
     number,
 )
 from autotune.trainers.base.trainer_option import Reach
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import Launch, notes_of
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.torchtitan import config as torchtitan_config
 from autotune.trainers.torchtitan import job_file
@@ -172,11 +172,7 @@ class TorchtitanTrainer(Trainer):
         c = effective(config)
         because = "torchtitan reads text through a tokenizer"
         assets = needs(options, "hf_assets_path", because)
-        start = torchrun(
-            place(workload.cluster, c),
-            master_addr=options["master_addr"],
-            master_port=options["master_port"],
-        )
+        start = ranks_started(workload, c, options)
         if options["version"] == "0.2":
             files = job_file.job_files(workload, c, options, assets)
             command, needed = (
@@ -193,19 +189,23 @@ class TorchtitanTrainer(Trainer):
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
             **tf32_environment(c.precision),
         }
-        notes = [
-            *cpu_note(workload, "torchtitan"),
-            f"{needed}; the `version` option selects a different release",
-        ]
-        if options["version"] == "0.2":
-            notes.append(
-                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all logits at once and needs more memory"
-            )
-        if c.recompute == "selective":
-            notes.append(
-                "selective recomputation is torchtitan's per-operator policy, which recomputes more than attention"
-            )
-        return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
+        notes = notes_of(
+            (True, f"{needed}; the `version` option selects a different release"),
+            (
+                options["version"] == "0.2",
+                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all logits at once and needs more memory",
+            ),
+            (
+                c.recompute == "selective",
+                "selective recomputation is torchtitan's per-operator policy, which recomputes more than attention",
+            ),
+        )
+        return Launch(
+            argv=(*start, *command),
+            env=env,
+            files=files,
+            notes=(*cpu_note(workload, "torchtitan"), *notes),
+        )
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The job file or the Python configuration, and the module of the model."""
