@@ -277,6 +277,10 @@ class KeyReader:
         """Counts the keys as read, whatever they hold: others that were read imply them."""
         self._taken.update(paths)
 
+    def drop_equal(self, values: Mapping[str, Any]) -> None:
+        """Counts the keys as read that have these very values: a launch writes them by itself."""
+        self.drop(*(path for path, value in values.items() if self.find(path) == value))
+
     def keep(self, *paths: str) -> None:
         """Counts the keys as left over, though they were read: a launch writes these very values
         again."""

@@ -29,7 +29,7 @@ from autotune.trainers.base.torchrun import Placement, meeting, place, tf32_envi
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepLineTrainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch, notes_of
-from autotune.trainers.present_configuration import SETTINGS
+from autotune.trainers.present_configuration import SETTINGS, nested
 
 
 class AccelerateTrainer(StepLineTrainer):
@@ -181,52 +181,46 @@ def _meeting(placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...
 
 def _document(workload: Workload, c: ParallelConfig, placement: Placement) -> dict[str, Any]:
     kind = "MULTI_GPU" if c.world_size > 1 else "NO"
-    if c.zero_stage == 1:
-        kind = "DEEPSPEED"
-    elif c.zero_stage >= 2:
-        kind = "FSDP"
-    document: dict[str, Any] = {
+    kind = {1: "DEEPSPEED", 2: "FSDP", 3: "FSDP"}.get(c.zero_stage, kind)
+    is_spread, compiler = placement.nnodes > 1, {"dynamo_backend": "INDUCTOR"}
+    by_deepspeed = {
+        "zero_stage": 1,
+        "gradient_accumulation_steps": c.accumulation_steps,
+        "gradient_clipping": 1.0,
+        "zero3_init_flag": False,
+        # each node starts its own
+        **({"deepspeed_multinode_launcher": "standard"} if is_spread else {}),
+    }
+    by_fsdp = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": c.zero_stage == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": hf_layer_class(workload.model),
+        "fsdp_offload_params": False,
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_activation_checkpointing": c.recompute == "full",
+    }
+    degrees = {
+        "parallelism_config_dp_replicate_size": c.dp_replicas,
+        "parallelism_config_dp_shard_size": c.dp // c.dp_replicas,
+        "parallelism_config_tp_size": c.tp,
+        "parallelism_config_cp_size": c.cp,
+    }
+    return nested({
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
-        "mixed_precision": {"bf16": "bf16", "fp16": "fp16"}.get(c.precision, "no"),
+        "mixed_precision": c.precision if c.precision in ("bf16", "fp16") else "no",
         "num_machines": placement.nnodes,
         "num_processes": placement.world_size,
         "main_training_function": "main",
         "use_cpu": False,
-    }
-    if placement.nnodes > 1:
-        document["same_network"] = True  # the static rendezvous of torchrun
-    if kind == "DEEPSPEED":
-        document["deepspeed_config"] = {
-            "zero_stage": 1,
-            "gradient_accumulation_steps": c.accumulation_steps,
-            "gradient_clipping": 1.0,
-            "zero3_init_flag": False,
-            **(
-                {"deepspeed_multinode_launcher": "standard"} if placement.nnodes > 1 else {}
-            ),  # each node starts its own
-        }
-    if kind == "FSDP":
-        document["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": c.zero_stage == 3,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": hf_layer_class(workload.model),
-            "fsdp_offload_params": False,
-            "fsdp_cpu_ram_efficient_loading": False,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_activation_checkpointing": c.recompute == "full",
-        }
-    if c.tp * c.cp * c.dp_replicas > 1:
-        document["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": c.dp_replicas,
-            "parallelism_config_dp_shard_size": c.dp // c.dp_replicas,
-            "parallelism_config_tp_size": c.tp,
-            "parallelism_config_cp_size": c.cp,
-        }
-    if c.compile:
-        document["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
-    return document
+        "same_network": True if is_spread else None,  # the static rendezvous of torchrun
+        "deepspeed_config": by_deepspeed if kind == "DEEPSPEED" else None,
+        "fsdp_config": by_fsdp if kind == "FSDP" else None,
+        "parallelism_config": degrees if c.tp * c.cp * c.dp_replicas > 1 else None,
+        "dynamo_config": compiler if c.compile else None,
+    })  # fmt: skip
 
 
 TRAINER = AccelerateTrainer()

@@ -25,26 +25,21 @@ from autotune.trainers.launch_files import notes_of
 @lru_cache(maxsize=64)
 def effective(config: ParallelConfig) -> ParallelConfig:
     """The same training with neutral values where a knob has no effect."""
-    changes: dict[str, Any] = {}
-    if config.tp == 1:
-        changes["sequence_parallel"] = False
-    if config.tp == 1 or not config.sequence_parallel:
-        changes["async_tp"] = False
-    if config.cp == 1:
-        changes["cp_style"] = "ring"
-    if config.ep == 1:
-        changes |= {"dispatcher": "alltoall", "ep_overlap": False}
-    if config.dp * config.cp == 1:
-        changes["zero_stage"] = 0
-    if config.zero_stage == 0 or config.dp * config.cp == 1:
-        changes["dp_replicas"] = 1
-    if not config.compile:
-        changes["activation_budget"] = 100
-    if config.pp == 1:
-        changes |= {"pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
-    elif config.pp_schedule == "interleaved_1f1b" and config.virtual_stages == 1:
-        changes["pp_schedule"] = "1f1b"
-    changes = {name: value for name, value in changes.items() if getattr(config, name) != value}
+    is_one_replica = config.dp * config.cp == 1
+    is_chunked = config.pp_schedule == "interleaved_1f1b" and config.virtual_stages > 1
+    cases: tuple[tuple[bool, dict[str, Any]], ...] = (
+        (config.tp == 1, {"sequence_parallel": False}),
+        (config.tp == 1 or not config.sequence_parallel, {"async_tp": False}),
+        (config.cp == 1, {"cp_style": "ring"}),
+        (config.ep == 1, {"dispatcher": "alltoall", "ep_overlap": False}),
+        (is_one_replica, {"zero_stage": 0}),
+        (is_one_replica or config.zero_stage == 0, {"dp_replicas": 1}),
+        (not config.compile, {"activation_budget": 100}),
+        (config.pp == 1, {"pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}),
+        (config.pp_schedule == "interleaved_1f1b" and not is_chunked, {"pp_schedule": "1f1b"}),
+    )
+    neutral = {name: value for applies, knobs in cases if applies for name, value in knobs.items()}
+    changes = {name: value for name, value in neutral.items() if getattr(config, name) != value}
     return replace(config, **changes) if changes else config
 
 

@@ -34,6 +34,7 @@ from autotune.trainers.logs.step_metrics import number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
+    nested,
 )
 
 _SPEED = re.compile(
@@ -231,37 +232,23 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         if workload.optimizer == "adamw"
         else {"type": "SGD", "params": {"lr": rate}}
     )
-    settings: dict[str, Any] = {
+    sharding = {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
+    scaling = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
+    on_host = {"device": "cpu", "pin_memory": True}
+    return nested({
         "train_batch_size": c.global_batch_size,
         "train_micro_batch_size_per_gpu": c.micro_batch_size,
         "gradient_accumulation_steps": c.accumulation_steps,
         "gradient_clipping": 1.0,
         "steps_per_print": 1,
         "optimizer": optimizer,
-        "zero_optimization": {"stage": c.zero_stage},
-    }
-    if c.zero_stage:
-        settings["zero_optimization"] |= {
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-            "reduce_scatter": True,
-        }
-    if c.offload == "optimizer":
-        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if workload.optimizer == "sgd":
-        settings["zero_allow_untested_optimizer"] = True
-    if c.precision == "bf16":
-        settings["bf16"] = {"enabled": True}
-    elif c.precision == "fp16":
-        settings["fp16"] = {
-            "enabled": True,
-            "loss_scale": 0,
-            "initial_scale_power": 16,
-            "loss_scale_window": 1000,
-        }
-    if c.tp > 1:
-        settings["tensor_parallel"] = {"autotp_size": c.tp}
-    return settings
+        "zero_optimization": {"stage": c.zero_stage, **(sharding if c.zero_stage else {})},
+        "zero_optimization.offload_optimizer": on_host if c.offload == "optimizer" else None,
+        "zero_allow_untested_optimizer": True if workload.optimizer == "sgd" else None,
+        "bf16": {"enabled": True} if c.precision == "bf16" else None,
+        "fp16": {"enabled": True, **scaling} if c.precision == "fp16" else None,
+        "tensor_parallel": {"autotp_size": c.tp} if c.tp > 1 else None,
+    })  # fmt: skip
 
 
 TRAINER = DeepspeedTrainer()

@@ -27,6 +27,7 @@ from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
+    nested,
 )
 
 OPTIMIZERS = {
@@ -122,7 +123,25 @@ class HfTrainer(Trainer):
 
 
 def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
+    is_full, is_cpu = c.recompute == "full", workload.cluster.gpu.is_cpu
+    shards = c.zero_stage >= 2
+    by_fsdp = {
+        "version": 2,
+        "reshard_after_forward": c.zero_stage == 3,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": [hf_layer_class(workload.model)],
+        "activation_checkpointing": is_full,
+    }
+    by_deepspeed = {
+        "train_batch_size": c.global_batch_size,
+        "train_micro_batch_size_per_gpu": c.micro_batch_size,
+        "gradient_accumulation_steps": c.accumulation_steps,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+        "bf16": {"enabled": c.precision == "bf16"},
+        "fp16": {"enabled": c.precision == "fp16"},
+    }
+    return nested({
         "output_dir": "outputs",
         "max_steps": options["steps"],
         "per_device_train_batch_size": c.micro_batch_size,
@@ -141,36 +160,13 @@ def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
         "disable_tqdm": True,
         "dataloader_drop_last": True,
         "remove_unused_columns": False,
-    }
-    if workload.cluster.gpu.is_cpu:
-        arguments["use_cpu"] = True  # without it each rank would train alone
-    else:
-        arguments["tf32"] = c.precision == "tf32"
-    full = c.recompute == "full"
-    if c.zero_stage >= 2:
-        arguments |= {
-            "fsdp": True,
-            "fsdp_config": {
-                "version": 2,
-                "reshard_after_forward": c.zero_stage == 3,
-                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "transformer_layer_cls_to_wrap": [hf_layer_class(workload.model)],
-                "activation_checkpointing": full,
-            },
-        }
-    else:
-        arguments["activation_checkpointing"] = full
-    if c.zero_stage == 1:
-        arguments["deepspeed"] = {
-            "train_batch_size": c.global_batch_size,
-            "train_micro_batch_size_per_gpu": c.micro_batch_size,
-            "gradient_accumulation_steps": c.accumulation_steps,
-            "gradient_clipping": 1.0,
-            "zero_optimization": {"stage": 1, "overlap_comm": True},
-            "bf16": {"enabled": c.precision == "bf16"},
-            "fp16": {"enabled": c.precision == "fp16"},
-        }
-    return arguments
+        "use_cpu": True if is_cpu else None,  # without it each rank would train alone
+        "tf32": None if is_cpu else c.precision == "tf32",
+        "fsdp": True if shards else None,
+        "fsdp_config": by_fsdp if shards else None,
+        "activation_checkpointing": None if shards else is_full,
+        "deepspeed": by_deepspeed if c.zero_stage == 1 else None,
+    })  # fmt: skip
 
 
 TRAINER = HfTrainer()

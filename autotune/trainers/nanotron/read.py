@@ -8,7 +8,6 @@ from typing import Any
 
 from autotune.trainers.documents.program_arguments import program_of
 from autotune.trainers.present_configuration import (
-    KeyReader,
     PresentConfiguration,
     Reading,
     batch_of,
@@ -27,6 +26,7 @@ MODEL = {
     "vocab_size": "vocab_size",
 }
 """the keys of `model.model_config`, by our fields"""
+_MODEL = "model.model_config"
 OTHER_SIZES = (
     "is_moe",
     "moe_num_experts",
@@ -53,52 +53,45 @@ def read(present: PresentConfiguration) -> Reading:
         "micro_batch_size": keys.positive("tokens.micro_batch_size"),
         "accumulation_steps": keys.positive("tokens.batch_accumulation_per_replica"),
         "precision": "tf32" if dtype == "fp32" and present.tf32 else dtype,
-        "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
+        "recompute": "full" if keys.is_on("parallelism.recompute_layer") else "none",
         "zero_stage": keys.count("optimizer.zero_stage") or 0,
         "sequence_parallel": mode,
         "pp_schedule": schedule,
     }
-    if keys.find("parallelism.tp_linear_async_communication") == mode:
-        keys.drop("parallelism.tp_linear_async_communication")
-    if keys.find("optimizer.accumulate_grad_in_fp32") == (dtype == "bf16"):
-        keys.drop("optimizer.accumulate_grad_in_fp32")
-    model: dict[str, Any] = {
-        field: keys.count(f"model.model_config.{key}") for field, key in MODEL.items()
-    }
-    other = next(
-        (
-            key
-            for key, is_on in _section(keys).items()
-            if is_on is True and re.fullmatch(r"is_(?!llama|qwen2)\w+_config", key)
-        ),
-        "",
-    )
-    others = (
-        [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
-    )
+    section = keys.find("model.model_config")
+    model_config = section if isinstance(section, Mapping) else {}
+    others = [
+        key
+        for key, is_on in model_config.items()
+        if is_on is True and re.fullmatch(r"is_(?!llama|qwen2)\w+_config", key)
+    ][:1] or [key for key in OTHER_SIZES if model_config.get(key)]
+    sizes = {field: keys.count(f"{_MODEL}.{key}") for field, key in MODEL.items()}
+    model: dict[str, Any] = {field: size for field, size in sizes.items() if size is not None}
     if others:
+        model = {}
         keys.remarks.append(
             f"{keys.name}: the sizes in model_config are not read, because it has {', '.join(others)}, and exports support only Llama and Qwen2; set `model` in the spec"
         )
-    found = (
-        {field: value for field, value in model.items() if value is not None} if not others else {}
+    if model:
+        tied = keys.is_on(f"{_MODEL}.tie_word_embeddings")
+        model |= {"gated_mlp": True, "tied_embeddings": tied}
+        if model_config.get("moe_config"):
+            keys.remarks.append(
+                f"{keys.name}: the experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
+            )
+    # a launch logs every step, and writes no checkpoints
+    keys.drop("logging.iteration_step_info_interval", "checkpoints", f"{_MODEL}.is_llama_config")
+    is_qwen = keys.is_on(f"{_MODEL}.is_qwen2_config")
+    seq_len = keys.count("tokens.sequence_length")
+    keys.drop_equal(
+        {
+            "parallelism.tp_linear_async_communication": mode,
+            "optimizer.accumulate_grad_in_fp32": dtype == "bf16",
+            f"{_MODEL}.max_position_embeddings": seq_len,
+            **({f"{_MODEL}._attn_implementation": RING} if knobs["cp"] > 1 else {}),
+            **({f"{_MODEL}.attention_bias": False} if is_qwen else {}),
+        }
     )
-    if found:
-        tied = keys.flag("model.model_config.tie_word_embeddings")
-        model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
-    keys.drop("logging.iteration_step_info_interval")  # a launch logs every step
-    if keys.find("checkpoints"):
-        keys.drop("checkpoints")  # a launch writes none
-    keys.flag("model.model_config.is_llama_config")
-    is_qwen = keys.is_on("model.model_config.is_qwen2_config")
-    if knobs["cp"] > 1 and keys.find("model.model_config._attn_implementation") == RING:
-        keys.drop("model.model_config._attn_implementation")
-    if is_qwen and not keys.find("model.model_config.attention_bias"):
-        keys.drop("model.model_config.attention_bias")
-    if found and keys.find("model.model_config.moe_config"):
-        keys.remarks.append(
-            f"{keys.name}: the experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
-        )
     optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}, "")
     options: dict[str, Any] = {
         "steps": keys.count("tokens.train_steps"),
@@ -108,12 +101,9 @@ def read(present: PresentConfiguration) -> Reading:
         "model_class": "qwen2" if is_qwen and knobs["cp"] == 1 else None,
         "entrypoint": next(iter(program_of(present.argv)), DEFAULT_ENTRYPOINT),
     }
-    seq_len = keys.count("tokens.sequence_length")
-    if keys.find("model.model_config.max_position_embeddings") == seq_len:
-        keys.drop("model.model_config.max_position_embeddings")
     return Reading(
         knobs=knobs,
-        model=model if found else {},
+        model=model,
         seq_len=seq_len,
         global_batch_size=batch_of(knobs),
         optimizer=optimizer,
@@ -121,8 +111,3 @@ def read(present: PresentConfiguration) -> Reading:
         settings=keys.left,
         remarks=tuple(keys.remarks),
     )
-
-
-def _section(keys: KeyReader) -> Mapping[str, Any]:
-    found = keys.find("model.model_config")
-    return found if isinstance(found, Mapping) else {}

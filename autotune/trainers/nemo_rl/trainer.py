@@ -53,6 +53,7 @@ from autotune.trainers.post_training.trainer import (
     START,
     PostTrainer,
     grid,
+    memory_fraction,
     overrides,
     rl_value,
 )
@@ -243,8 +244,9 @@ class NemoRl(PostTrainer):
             f"{GENERATION}.colocated.enabled": generating == 0,
             "cluster.num_nodes": nodes,
             "cluster.gpus_per_node": per_node,
+            RATES[rl.engine]: options["learning_rate"],
+            f"{GENERATION}.vllm_cfg.gpu_memory_utilization": memory_fraction(rl),
         }
-        found[RATES[rl.engine]] = options["learning_rate"]
         if workload.model.num_experts and rl.engine == "megatron":
             found[f"{MEGATRON}.{EXPERT_TP}"] = 1 if rl.whole_experts else c.tp
         if tokens:
@@ -253,8 +255,6 @@ class NemoRl(PostTrainer):
                 f"{way}.train_mb_tokens": tokens,
                 f"{way}.logprob_mb_tokens": before or tokens,
             }
-        if rl.rollout is not None and rl.rollout.memory_fraction:
-            found[f"{GENERATION}.vllm_cfg.gpu_memory_utilization"] = rl.rollout.memory_fraction
         if generating:
             several = workload.cluster.num_nodes > 1
             engines = workload.cluster.gpus_per_node

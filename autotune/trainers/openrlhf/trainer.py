@@ -23,7 +23,14 @@ from autotune.trainers.openrlhf import read
 from autotune.trainers.openrlhf.knobs import DEFAULTS, ESTIMATORS, FLAGS, KL, names_of
 from autotune.trainers.post_training.adapters import written_modules
 from autotune.trainers.post_training.programs import USUAL
-from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, grid, rl_value
+from autotune.trainers.post_training.trainer import (
+    OPTIONS,
+    PostTrainer,
+    grid,
+    memory_fraction,
+    rl_value,
+    start_ray,
+)
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -152,20 +159,12 @@ class OpenRlhf(PostTrainer):
         c = effective(config)
         needs(options, "model", "OpenRLHF starts from existing weights")
         names = names_of(options[FLAGS.name])
-        document = {
-            names.get(path, path): value
-            for path, value in self.document(workload, workload.rl, c, options).items()
-        }
-        document.pop("", None)
-        document = merged(nested(document), options[SETTINGS.name])
-        notes = (
-            (
-                "start Ray on all nodes first (`ray start`), then run this command only on the head node",
-            )
-            if workload.cluster.num_nodes > 1
-            else ()
-        )
-        return Launch(argv=(*self.started(workload, c, options), *_flags(document)), notes=notes)
+        found = self.document(workload, workload.rl, c, options)
+        renamed = {names.get(path, path): value for path, value in found.items()}
+        renamed.pop("", None)
+        document = merged(nested(renamed), options[SETTINGS.name])
+        argv = (*self.started(workload, c, options), *_flags(document))
+        return Launch(argv=argv, notes=start_ray(workload))
 
     def document(
         self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
@@ -211,21 +210,19 @@ class OpenRlhf(PostTrainer):
             "train.seed": options["seed"],
             "train.dynamic_batch_enable": tokens > 0,
             "logger.logging_steps": 1,
+            KL: None if rl.reference else 0,
+            "vllm.gpu_memory_utilization": memory_fraction(rl),
         }
         if workload.peft is not None:
             found |= {
                 "ds.lora.rank": workload.peft.rank,
                 "ds.lora.target_modules": written_modules(workload.peft),
             }
-        if not rl.reference:
-            found[KL] = 0
         if tokens:
             found |= {
                 "train.max_tokens_per_gpu": tokens,
                 "rollout.max_tokens_per_gpu": before or tokens,
             }
-        if rl.rollout is not None and rl.rollout.memory_fraction:
-            found["vllm.gpu_memory_utilization"] = rl.rollout.memory_fraction
         if stale := int(rl_value(rl, c, "staleness")):
             found |= {"train.async_enable": True, "train.async_queue_size": stale}
         return found

@@ -148,11 +148,8 @@ class PostTrainer(Trainer):
         needs(options, "model", f"{self.name} starts from existing weights")
         document = nested(self.document(workload, workload.rl, c, options))
         files = {self.settings_file: to_yaml(merged(document, options[SETTINGS.name]))}
-        notes = notes_of((
-            workload.cluster.num_nodes > 1,
-            "start Ray on all nodes first (`ray start`), then run this command only on the head node",
-        ))  # fmt: skip
-        return Launch(argv=self.started(workload, c, options), files=files, notes=notes)
+        argv = self.started(workload, c, options)
+        return Launch(argv=argv, files=files, notes=start_ray(workload))
 
     def started(
         self, workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
@@ -240,6 +237,19 @@ class PostTrainer(Trainer):
     def parse_line(self, line: str) -> StepMetrics | None:
         """The lines that say all of a step."""
         return step_metrics_of(line) if any(mark in line for mark in self.step_marks) else None
+
+
+def start_ray(workload: Workload) -> tuple[str, ...]:
+    """What to do before a launch on several nodes, in words."""
+    return notes_of((
+        workload.cluster.num_nodes > 1,
+        "start Ray on all nodes first (`ray start`), then run this command only on the head node",
+    ))  # fmt: skip
+
+
+def memory_fraction(rl: PostTraining) -> float | None:
+    """The share of a GPU's memory that its engines take; None where the program decides it."""
+    return (rl.rollout and rl.rollout.memory_fraction) or None
 
 
 def with_environment(value: Any) -> Any:

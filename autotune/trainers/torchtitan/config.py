@@ -20,7 +20,11 @@ from typing import Any
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.base.bundled_program import program
 from autotune.trainers.documents.python_source import Source, call, indented, words
-from autotune.trainers.torchtitan.knobs import parallelism_settings, training_settings
+from autotune.trainers.torchtitan.knobs import (
+    data_settings,
+    parallelism_settings,
+    training_settings,
+)
 from autotune.trainers.torchtitan.model import builder_of, model_arguments
 
 COMMAND: tuple[str, ...] = (
@@ -71,25 +75,22 @@ def _settings(
 ) -> dict[str, Any]:
     model = workload.model
     training = training_settings(workload, c, options["steps"])
-    if c.pp > 1 or model.num_experts:
-        training["disable_cuda_graphs"] = True
-    data = {"dataset": options["dataset"]}
-    if options["dataset_path"]:
-        data["dataset_path"] = options["dataset_path"]
+    no_graphs = {"disable_cuda_graphs": True} if c.pp > 1 or model.num_experts else {}
     loss = call("CrossEntropyLoss.Config", {"global_vocab_size": model.vocab_size})
-    compiled = {"enable": c.compile, "components": ["model", "loss"]}
-    if c.async_tp:
-        compiled["enable_async_tensor_parallel"] = True
     parallelism = {
         **parallelism_settings(model, c),
         "enable_sequence_parallel": c.tp == 1 or c.sequence_parallel,
+        **({"expert_parallel_degree": c.ep} if model.num_experts else {}),
     }
-    if model.num_experts:
-        parallelism["expert_parallel_degree"] = c.ep
+    compiled = {
+        "enable": c.compile,
+        "components": ["model", "loss"],
+        **({"enable_async_tensor_parallel": True} if c.async_tp else {}),
+    }
     return {
         "model_spec": call(builder_of(model), model_arguments(model, c, workload.seq_len)),
         "hf_assets_path": assets,
-        "training": call("TrainingConfig", training),
+        "training": call("TrainingConfig", {**training, **no_graphs}),
         "parallelism": call("ParallelismConfig", parallelism),
         "activation_checkpoint": _RECOMPUTE[c.recompute]
         if c.activation_budget == 100
@@ -100,7 +101,7 @@ def _settings(
         "lr_scheduler": call(
             "LRSchedulersContainer.Config", {"warmup_steps": max(1, options["steps"] // 10)}
         ),
-        "dataloader": call("HuggingFaceTextDataLoader.Config", data),
+        "dataloader": call("HuggingFaceTextDataLoader.Config", data_settings(options)),
         "metrics": call("MetricsProcessor.Config", {"log_freq": 1, "disable_color_printing": True}),
         "debug": call("DebugConfig", {"seed": options["seed"]}),
     }

@@ -17,6 +17,7 @@ from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers.documents.file_formats import to_toml
 from autotune.trainers.documents.python_source import call, words
 from autotune.trainers.torchtitan.knobs import (
+    data_settings,
     parallelism_settings,
     rotary_scaling,
     training_settings,
@@ -45,20 +46,14 @@ def job_files(
 def _sections(
     workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str
 ) -> dict[str, dict[str, Any]]:
-    training = {**training_settings(workload, c, options["steps"]), "dataset": options["dataset"]}
-    if options["dataset_path"]:
-        training["dataset_path"] = options["dataset_path"]
-    checkpointing: dict[str, Any] = {"mode": c.recompute}
+    checkpointing: dict[str, Any] = {
+        "mode": c.recompute,
+        "selective_ac_option": "op" if c.recompute == "selective" else None,
+    }
     if c.activation_budget < 100:
         checkpointing = {"mode": "memory_budget", "memory_budget": c.activation_budget / 100}
-    if c.recompute == "selective":
-        checkpointing["selective_ac_option"] = "op"
-    parallelism = parallelism_settings(workload.model, c)
-    if c.cp > 1:
-        parallelism["context_parallel_rotate_method"] = ROTATE_METHODS[c.cp_style]
-    if c.async_tp:
-        parallelism["enable_async_tensor_parallel"] = True
-    sections: dict[str, dict[str, Any]] = {
+    converter = CONVERTERS.get(c.precision)
+    return {
         "job": {
             "description": f"{workload.model.name}, tuned by autotune",
             "dump_folder": "./outputs",
@@ -68,25 +63,28 @@ def _sections(
             "name": "autotune_model",
             "flavor": "tuned",
             "hf_assets_path": assets,
-            "converters": [f"quantize.linear.{CONVERTERS[c.precision]}"]
-            if c.precision in CONVERTERS
-            else [],
+            "converters": [f"quantize.linear.{converter}"] if converter else [],
         },
         "optimizer": {"name": "AdamW", "lr": options["learning_rate"], "eps": 1e-8},
         "lr_scheduler": {"warmup_steps": max(1, options["steps"] // 10)},
-        "training": training,
-        "parallelism": parallelism,
+        "training": {**training_settings(workload, c, options["steps"]), **data_settings(options)},
+        "parallelism": {
+            **parallelism_settings(workload.model, c),
+            "context_parallel_rotate_method": ROTATE_METHODS[c.cp_style] if c.cp > 1 else None,
+            "enable_async_tensor_parallel": True if c.async_tp else None,
+        },
         "activation_checkpoint": checkpointing,
         "compile": {"enable": c.compile, "components": ["model", "loss"]},
         "metrics": {"log_freq": 1, "disable_color_printing": True},
         "checkpoint": {"enable": False},
         "debug": {"seed": options["seed"]},
+        **(_quantization(converter) if converter else {}),
     }
-    if converter := CONVERTERS.get(c.precision):
-        sections["quantize"] = {
-            "linear": {converter: {"recipe_name": RECIPES[converter], "filter_fqns": ["output"]}}
-        }
-    return sections
+
+
+def _quantization(converter: str) -> dict[str, dict[str, Any]]:
+    recipe = {"recipe_name": RECIPES[converter], "filter_fqns": ["output"]}
+    return {"quantize": {"linear": {converter: recipe}}}
 
 
 def _model_module(model: ModelSpec) -> str:

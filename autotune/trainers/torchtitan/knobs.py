@@ -15,6 +15,7 @@ have one layer less each.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,12 @@ def training_settings(workload: Workload, c: ParallelConfig, steps: int) -> dict
         "mixed_precision_param": "float32" if c.precision in ("fp32", "tf32") else "bfloat16",
         "mixed_precision_reduce": "float32",
     }
+
+
+def data_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The dataset, and its path where it is told."""
+    names = ("dataset", "dataset_path") if options["dataset_path"] else ("dataset",)
+    return {name: options[name] for name in names}
 
 
 def parallelism_settings(model: ModelSpec, c: ParallelConfig) -> dict[str, Any]:

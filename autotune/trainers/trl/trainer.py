@@ -28,7 +28,7 @@ from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.adapters import written_modules
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL
-from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value
+from autotune.trainers.post_training.trainer import PostTrainer, grid, memory_fraction, rl_value
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.trl import read
 from autotune.trainers.trl.knobs import DEFAULTS, SETTINGS_FILE, accelerate_config
@@ -184,7 +184,7 @@ class Trl(PostTrainer):
             found["tf32"] = c.precision == "tf32"
             found |= {
                 "use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": rl.rollout is None or rl.rollout.sleeps, "vllm_tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
-                **({"vllm_gpu_memory_utilization": rl.rollout.memory_fraction} if rl.rollout and rl.rollout.memory_fraction else {}),
+                "vllm_gpu_memory_utilization": memory_fraction(rl),
             }  # fmt: skip
         if rl.engine == "deepspeed":
             found["accelerate_config"] = accelerate_config(c.zero_stage)

@@ -76,26 +76,18 @@ def megatron_settings(
     """What Megatron is told of the policy, with its reference, or of the critic (`role`), by dotted
     paths."""
     found: dict[str, Any] = {path: getattr(c, knob) for knob, path in MEGATRON.items()}
-    found["sequence_parallel"] = c.sequence_parallel
-    if rl.whole_experts and model.num_experts:
-        found[EXPERT_TP] = 1
-    if rl.fused_rope:
-        found["override_transformer_config.apply_rope_fusion"] = True
-    if c.virtual_stages > 1:
-        found["virtual_pipeline_model_parallel_size"] = c.virtual_stages
-    if c.recompute == "full":
-        found |= {
-            f"{RECOMPUTE}granularity": "full",
-            f"{RECOMPUTE}method": "uniform",
-            f"{RECOMPUTE}num_layers": 1,
-        }
-    elif c.recompute == "selective":
-        found |= {f"{RECOMPUTE}granularity": "selective", f"{RECOMPUTE}modules": ["core_attn"]}
-    reference = {
-        f"{REF}.megatron.{path}": found[path]
-        for path in (*MEGATRON.values(), EXPERT_TP)
-        if path in found
+    is_full, is_selective = c.recompute == "full", c.recompute == "selective"
+    found |= {
+        "sequence_parallel": c.sequence_parallel,
+        EXPERT_TP: 1 if rl.whole_experts and model.num_experts else None,
+        "override_transformer_config.apply_rope_fusion": rl.fused_rope or None,
+        "virtual_pipeline_model_parallel_size": c.virtual_stages if c.virtual_stages > 1 else None,
+        f"{RECOMPUTE}granularity": c.recompute if is_full or is_selective else None,
+        f"{RECOMPUTE}method": "uniform" if is_full else None,
+        f"{RECOMPUTE}num_layers": 1 if is_full else None,
+        f"{RECOMPUTE}modules": ["core_attn"] if is_selective else None,
     }
+    reference = {f"{REF}.megatron.{path}": found[path] for path in (*MEGATRON.values(), EXPERT_TP)}
     return {
         **(reference if role == ACTOR else {}),
         **{f"{role}.megatron.{path}": v for path, v in found.items()},

@@ -151,7 +151,7 @@ def _drop_written_again(keys: KeyReader, engine: str, sequences: int | None) -> 
         **{f"{part}.{FORWARD}_per_gpu": sequences for part in (ROLLOUT, REF)},
         f"{ROLLOUT}.checkpoint_engine.backend": SENDS,
     }
-    keys.drop(*(path for path, value in again.items() if keys.written(path) == value))
+    keys.drop_equal(again)
 
 
 def _step(keys: KeyReader) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.post_training.adapters import written_modules
-from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value
+from autotune.trainers.post_training.trainer import PostTrainer, grid, memory_fraction, rl_value
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -190,6 +190,10 @@ class Verl(PostTrainer):
             "trainer.balance_batch": rl_value(rl, c, "balance") != "none",
             # a run that counts epochs has them among its settings, which trials leave out
             "trainer.total_training_steps": None if at_path(settings, EPOCHS) else options["steps"],
+            f"{ROLLOUT}.gpu_memory_utilization": memory_fraction(rl),
+            f"{ROLLOUT}.free_cache_engine": None
+            if rl.rollout is None or rl.rollout.sleeps
+            else False,
         }
         if workload.peft is not None and not any(
             at_path(settings, key) for key in (f"{MODEL}.lora", ADAPTERS)
@@ -198,10 +202,6 @@ class Verl(PostTrainer):
                 f"{MODEL}.lora_rank": workload.peft.rank,
                 f"{MODEL}.target_modules": written_modules(workload.peft),
             }
-        if rl.rollout is not None and rl.rollout.memory_fraction:
-            found[f"{ROLLOUT}.gpu_memory_utilization"] = rl.rollout.memory_fraction
-        if rl.rollout is not None and not rl.rollout.sleeps:
-            found[f"{ROLLOUT}.free_cache_engine"] = False
         if tokens:
             found[f"{ACTOR}.{TOKENS}"] = tokens
             found |= {f"{part}.{LOG_PROB_TOKENS}": before or tokens for part in (ROLLOUT, REF)}
@@ -227,8 +227,10 @@ class Verl(PostTrainer):
             found[f"{CRITIC}.model.use_remove_padding"] = not rl.padded
         if c.offload == "optimizer":
             found |= OPTIMIZER_ON_HOST
-        if rl.reference and rl.reference_offload:
-            found[f"{REF}.{ENGINE[ACTOR][rl.engine]}.param_offload"] = True
+        is_reference_away = rl.reference and rl.reference_offload
+        found[f"{REF}.{ENGINE[ACTOR][rl.engine]}.param_offload"] = (
+            True if is_reference_away else None
+        )
         if generating:
             found |= {
                 "actor_rollout_ref.hybrid_engine": False, f"{ROLLOUT}.checkpoint_engine.backend": SENDS,
