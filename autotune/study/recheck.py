@@ -34,7 +34,6 @@ from autotune.diagnosis import Evidence, diagnose
 from autotune.errors import NotFoundError, SpecError, StoreError
 from autotune.ports import (
     AttemptEnded,
-    AttemptQueued,
     ServiceStore,
     StudyRecord,
     TrialRequest,
@@ -109,13 +108,13 @@ class Recheck:
 
     @property
     def change(self) -> tuple[float, float, float] | None:
-        """Relative change in speed over all of them, with its 95% interval; None where nothing
-        could be compared."""
-        found = self.compared
-        if not found:
-            return None
-        middle = float(np.mean([c.change for c in found]))
-        half = self.half_width(found)
+        """How much more tokens per second there are now, as shares: middle, low and high end of the
+        95% interval, over the configs that were measured both times; None without any."""
+        return self._change_of(self.compared) if self.compared else None
+
+    def _change_of(self, configs: Sequence[Rechecked]) -> tuple[float, float, float]:
+        middle = float(np.mean([c.change for c in configs]))
+        half = self.half_width(configs)
         return math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half)
 
     @property
@@ -240,16 +239,13 @@ class Recheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        found = self.change
         return {
             "study": self.name,
             "verdict": self.verdict,
             "slower": self.is_slower,
             "inconclusive": self.is_inconclusive,
             "max_slowdown": self.max_slowdown,
-            "change": found[0] if found else None,
-            "change_low": found[1] if found else None,
-            "change_high": found[2] if found else None,
+            **_ends(self.change),
             "order_holds": self.order_holds,
             "order": self.order,
             "busy": self.busy,
@@ -260,23 +256,20 @@ class Recheck:
         }
 
     def _row(self, one: Rechecked) -> dict[str, Any]:
-        half = self.half_width([one]) if one.change is not None else None
         return {
             "role": one.role,
             "config": one.config.to_dict(),
             "label": config_label(one.config),
             "before_tokens_per_s": _speed(one.before),
             "now_tokens_per_s": _speed(one.now),
-            "change": math.expm1(one.change) if one.change is not None else None,
-            "change_low": math.expm1(one.change - half)
-            if one.change is not None and half is not None
-            else None,
-            "change_high": math.expm1(one.change + half)
-            if one.change is not None and half is not None
-            else None,
+            **_ends(None if one.change is None else self._change_of([one])),
             "runs": len(one.now),
             "failure": one.failure.to_dict() if one.failure else None,
         }
+
+
+def _ends(change: tuple[float, float, float] | None) -> dict[str, float | None]:
+    return dict(zip(("change", "change_low", "change_high"), change or (None,) * 3, strict=True))
 
 
 def _shown(role: str) -> str:
@@ -347,10 +340,7 @@ def run_recheck(
 
 
 def _request(study: Study, study_id: str, config: ParallelConfig, number: int) -> TrialRequest:
-    known = {option.name for option in trainer(study.trainer).options if not option.export_only}
-    steps = (
-        {"steps": study.measure.warmup_steps + study.measure.max_steps} if "steps" in known else {}
-    )
+    steps = study.measure.warmup_steps + study.measure.max_steps
     return TrialRequest(
         study=f"{study_id}-recheck",
         number=number,
@@ -360,7 +350,7 @@ def _request(study: Study, study_id: str, config: ParallelConfig, number: int) -
         measure=replace(study.measure, first_look=0),
         seed=study.seed,
         trainer=study.trainer,
-        trainer_options={**steps, **study.trainer_options},
+        trainer_options=trainer(study.trainer).with_own(study.trainer_options, steps=steps),
         data=study.data,
         watched=not study.unwatched,
         keeps_outputs=study.keeps_outputs,
@@ -373,8 +363,6 @@ def _run(request: TrialRequest, runner: TrialRunner) -> AttemptEnded:
         for event in runner.poll(POLL_S):
             if isinstance(event, AttemptEnded) and event.id == request.id:
                 return event
-            if isinstance(event, AttemptQueued):
-                continue
 
 
 def proposal(spec: Mapping[str, Any], found: Recheck) -> dict[str, Any]:

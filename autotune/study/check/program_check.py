@@ -205,18 +205,10 @@ def check_program(
 
 def to_its_end(request: TrialRequest, *, number: int) -> TrialRequest:
     """The request, with few steps, after which the program may go on to its own end."""
-    known = {option.name for option in trainer(request.trainer).options}
-    steps = (
-        {"steps": request.measure.warmup_steps + request.measure.max_steps + SPARE}
-        if "steps" in known
-        else {}
-    )
-    return replace(
-        request,
-        number=number,
-        trainer_options={**request.trainer_options, **steps},
-        ends_itself=True,
-    )
+    steps = request.measure.warmup_steps + request.measure.max_steps + SPARE
+    own = trainer(request.trainer).with_own({}, steps=steps)
+    options = {**request.trainer_options, **own}
+    return replace(request, number=number, trainer_options=options, ends_itself=True)
 
 
 def _run(
@@ -253,9 +245,7 @@ def _run(
 
 def request_of(study: Study, config: ParallelConfig, study_id: str = "check") -> TrialRequest:
     """The check as a request to a runner. It is attempt 0; those of trials count from 1."""
-    known = {option.name for option in trainer(study.trainer).options if not option.export_only}
     of_trial = study.measure.warmup_steps + study.measure.max_steps
-    steps = {"steps": of_trial} if "steps" in known else {}
     measured = max(1, min(STEPS, of_trial) - 1)
     return TrialRequest(
         study=study_id,
@@ -268,7 +258,7 @@ def request_of(study: Study, config: ParallelConfig, study_id: str = "check") ->
         ),
         seed=study.seed,
         trainer=study.trainer,
-        trainer_options={**steps, **study.trainer_options},
+        trainer_options=trainer(study.trainer).with_own(study.trainer_options, steps=of_trial),
         data=study.data,
         with_log=True,
         watched=not study.unwatched,
@@ -280,11 +270,8 @@ def launch_of(request: TrialRequest) -> Launch:
     """The launch of the first node, the same as a trial's. Raises `ExportError` when the trainer
     cannot express the config."""
     own = trainer(request.trainer)
-    known = {option.name for option in own.options}
-    seed = {"seed": request.seed} if "seed" in known else {}
-    launch = own.launch(
-        request.workload, request.config, own.in_trial({**seed, **request.trainer_options})
-    )
+    options = own.with_own(request.trainer_options, in_exports=True, seed=request.seed)
+    launch = own.launch(request.workload, request.config, own.in_trial(options))
     launch = launch if request.keeps_outputs else with_own_outputs(launch)
     return (
         launch.on_node(0, master_addr=FIRST_NODE, master_port=MEETING_PORT)

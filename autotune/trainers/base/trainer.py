@@ -148,6 +148,15 @@ class Trainer(Abilities, ABC):
             return dict(options)
         return {**options, SETTINGS.name: split_by_path(settings, self.watching)[0]}
 
+    @final
+    def with_own(
+        self, options: Mapping[str, Any], *, in_exports: bool = False, **own: Any
+    ) -> dict[str, Any]:
+        """The options, completed by those of these that it has. `in_exports`: also by those that a
+        study takes from elsewhere."""
+        known = {option.name for option in self.options if in_exports or not option.export_only}
+        return {**{name: own[name] for name in own if name in known}, **options}
+
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The launch with additional settings of the trainer."""
         name = self.settings_file

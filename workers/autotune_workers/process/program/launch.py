@@ -86,10 +86,9 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
     another `AutotuneError` for a config that the trainer refuses. `is_local`: whether all nodes are
     this machine."""
     whose, options = trainer(request.trainer), dict(request.trainer_options)
-    known = {option.name for option in whose.options}
     steps = request.measure.warmup_steps + request.measure.max_steps
-    own = {k: v for k, v in (("steps", steps), ("seed", request.seed)) if k in known}
-    options = {**own, **{k: v for k, v in options.items() if k not in _MEETING}}
+    given = {name: value for name, value in options.items() if name not in _MEETING}
+    options = whose.with_own(given, steps=steps, seed=request.seed)
     launch = whose.launch(request.workload, request.config, whose.in_trial(options))
     launch = launch if request.keeps_outputs else with_own_outputs(launch)
     placement = place(request.workload.cluster, request.config)
