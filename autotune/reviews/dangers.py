@@ -70,6 +70,14 @@ def dangers_of(
         yield from _of_variables(name, text)
 
 
+_SCALES_LOSSES = re.compile(
+    r"GradScaler|loss_scale|initial_scale_power|HfArgumentParser|Trainer\(|accelerat"
+)
+_SENDS_LATE = re.compile(
+    r"no_sync|set_requires_gradient_sync|require_backward_grad_sync|set_is_last_backward|accelerat|Trainer\("
+)
+
+
 def _of_the_config(
     texts: Mapping[str, str],
     workload: Workload,
@@ -77,47 +85,38 @@ def _of_the_config(
     predicted: Estimate,
     is_lower_bound: bool,
 ) -> Iterator[Danger]:
-    used = float(predicted.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
-    if config.recompute != "none" and used < 1.0 - FREE and not is_lower_bound:
-        yield _at(
-            texts,
-            r"gradient_checkpoint|activation_checkpoint|checkpoint_activation|activation_checkpointing|recompute",
-            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of the GPU's {format_bytes(workload.cluster.gpu.memory_bytes)} is predicted to be used; switch recomputation off, or use the free memory for a larger micro-batch",
-        )
+    gpu, is_cpu = workload.cluster.gpu, workload.cluster.gpu.is_cpu
+    used = float(predicted.peak_memory_bytes) / gpu.memory_bytes
     bubble = float(predicted.time_parts_s.bubble) / float(predicted.step_time_s)
-    if bubble > BUBBLE:
-        yield _at(
-            texts,
+    # other loops scale their losses themselves
+    has_own_loop = workload.trainer == "command" and not workload.loop
+    has_python = any(name.endswith(".py") for name in texts)
+    is_scaled = any(_SCALES_LOSSES.search(text) for text in texts.values())
+    rules = (
+        (
+            config.recompute != "none" and used < 1.0 - FREE and not is_lower_bound,
+            r"gradient_checkpoint|activation_checkpoint|checkpoint_activation|activation_checkpointing|recompute",
+            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of the GPU's {format_bytes(gpu.memory_bytes)} is predicted to be used; switch recomputation off, or use the free memory for a larger micro-batch",
+        ),
+        (
+            bubble > BUBBLE,
             r"pipeline|\bpp\b",
             f"pipeline bubbles take {bubble:.0%} of each step, because {config.pp} stages share {config.accumulation_steps} micro-batches; use smaller micro-batches, fewer stages or an interleaved schedule",
-        )
-    if (
-        config.precision == "fp32"
-        and "bf16" in workload.cluster.gpu.peak_flops_per_s
-        and not workload.cluster.gpu.is_cpu
-    ):
-        yield _at(
-            texts,
+        ),
+        (
+            config.precision == "fp32" and "bf16" in gpu.peak_flops_per_s and not is_cpu,
             r"precision|dtype|bf16|fp16",
-            f"fp32 does not use {workload.cluster.gpu.name}'s tensor cores; bf16, or TF32 with fp32 weights, is several times faster",
-        )
-    if config.precision == "fp16":
-        is_scaled = any(
-            re.search(
-                r"GradScaler|loss_scale|initial_scale_power|HfArgumentParser|Trainer\(|accelerat",
-                text,
-            )
-            for text in texts.values()
-        )
-        python = any(name.endswith(".py") for name in texts)
-        # others scale their losses themselves
-        has_own_loop = workload.trainer == "command" and not workload.loop
-        if has_own_loop and python and not is_scaled:
-            yield _at(
-                texts,
-                r"float16|fp16|half\(",
-                "without loss scaling, small fp16 gradients become 0; use torch.amp.GradScaler, or bf16 if the GPU supports it",
-            )
+            f"fp32 does not use {gpu.name}'s tensor cores; bf16, or TF32 with fp32 weights, is several times faster",
+        ),
+        (
+            config.precision == "fp16" and has_own_loop and has_python and not is_scaled,
+            r"float16|fp16|half\(",
+            "without loss scaling, small fp16 gradients become 0; use torch.amp.GradScaler, or bf16 if the GPU supports it",
+        ),
+    )
+    for is_broken, pattern, words in rules:
+        if is_broken:
+            yield _at(texts, pattern, words)
 
 
 def _without_sharding(
@@ -168,33 +167,28 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
     def at(pattern: str) -> int | None:
         return next((n for n, line in code_lines(text) if re.search(pattern, line)), None)
 
-    if line := at(r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True"):
-        yield Danger(
-            text="anomaly detection checks every operator in the backward pass; use this only for debugging",
-            line=line,
-            file=name,
-        )
-    accumulates = config is not None and config.accumulation_steps > 1
-    shards = at(r"fully_shard\(|FullyShardedDataParallel\(|FSDP\(|DistributedDataParallel\(|DDP\(")
-    if (
-        accumulates
-        and shards
-        and not re.search(
-            r"no_sync|set_requires_gradient_sync|require_backward_grad_sync|set_is_last_backward|accelerat|Trainer\(",
-            text,
-        )
-    ):
-        yield Danger(
-            text=f"gradients are sent after each of {config.accumulation_steps if config else 0} micro-batches; use no_sync() (FSDP2: set_requires_gradient_sync(False)) for all micro-batches but the last",
-            line=shards,
-            file=name,
-        )
-    if line := at(r"find_unused_parameters\s*=\s*True"):
-        yield Danger(
-            text="find_unused_parameters walks the graph after each forward pass; set it to False if all parameters are used",
-            line=line,
-            file=name,
-        )
+    steps = config.accumulation_steps if config is not None else 1
+    sends_each = steps > 1 and not _SENDS_LATE.search(text)
+    rules = (
+        (
+            True,
+            r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True",
+            "anomaly detection checks every operator in the backward pass; use this only for debugging",
+        ),
+        (
+            sends_each,
+            r"fully_shard\(|FullyShardedDataParallel\(|FSDP\(|DistributedDataParallel\(|DDP\(",
+            f"gradients are sent after each of {steps} micro-batches; use no_sync() (FSDP2: set_requires_gradient_sync(False)) for all micro-batches but the last",
+        ),
+        (
+            True,
+            r"find_unused_parameters\s*=\s*True",
+            "find_unused_parameters walks the graph after each forward pass; set it to False if all parameters are used",
+        ),
+    )
+    for may_be, pattern, why in rules:
+        if may_be and (line := at(pattern)):
+            yield Danger(text=why, line=line, file=name)
     for number, line_text in code_lines(text):
         found = re.search(r"\bDataLoader\((.*)", line_text)
         if not found:

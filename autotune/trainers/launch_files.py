@@ -207,11 +207,6 @@ def _quoted(text: str) -> str:
     return "".join(part + variable for part, variable in zip(parts, variables, strict=True)) or "''"
 
 
-def notes_of(*cases: tuple[object, str]) -> tuple[str, ...]:
-    """The notes of the cases that hold."""
-    return tuple(note for holds, note in cases if holds)
-
-
 def check_file_name(name: str) -> str:
     """`name`, if it is a safe relative path: letters, digits, `_.-`, at most four parts, none of
     them hidden or `..`."""

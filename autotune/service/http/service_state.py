@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_origin
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from fastapi import Depends, Path, Query, Request
 
 from autotune.errors import SpecError
-from autotune.ports import ServiceStore
+from autotune.ports import ServiceStore, StudyRecord
 from autotune.results.answers import waiting_behind
 from autotune.service.http.access import Caller, Gate
 from autotune.service.http.fair_use import FairQueue, StreamPlaces
@@ -84,10 +84,21 @@ class ServiceState:
         self.stream_places = StreamPlaces(self.options)
         self.revisions = RevisionWatch(self.store, interval_s=STREAM_POLL_S)
 
-    def changed(self) -> None:
-        """A study was submitted or acted on: invalidates cached responses and wakes the
-        supervisor."""
+    def owned(self, caller: Caller, study_id: str) -> StudyRecord:
+        """The study, if the caller may change it. Raises `NotFoundError` and `RefusalError`."""
+        record = self.store.study(study_id)
+        caller.check_owns(record)
+        return record
+
+    def record(
+        self, caller: Caller, action: str, study_id: str, data: Mapping[str, Any] | None = None
+    ) -> None:
+        """Writes down what a caller did to a study, whose cached responses are no longer valid."""
+        self.store.record_audit(caller.name, action, study_id, data or {})
         self.response_cache.invalidate()
+
+    def changed(self) -> None:
+        """A study was submitted or acted on: wakes the supervisor."""
         if self.supervisor is not None:
             self.supervisor.wake()
 

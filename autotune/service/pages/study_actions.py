@@ -47,9 +47,7 @@ def change_tags(study_id: str, service: TheService, caller: Changer, form: OwnFo
 @router.get("/studies/{study_id}/delete")
 def ask_to_delete(study_id: str, service: TheService, caller: Writer) -> Response:
     """Says what deleting the study takes away, and asks."""
-    record = service.store.study(study_id)
-    caller.check_owns(record)
-    found = api.deletion_of(service.store, record.id).to_dict()
+    found = api.deletion_of(service.store, service.owned(caller, study_id).id).to_dict()
     return render("delete.html", caller=caller, study=found, lines=deletion_lines(found))
 
 

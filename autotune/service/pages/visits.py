@@ -8,7 +8,7 @@ its text stands only here, so that a link of somebody else's cannot put words in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
@@ -23,24 +23,18 @@ REFRESH_S = 5
 """time after which a page without scripts loads itself again"""
 
 
-async def visitor(request: Request, service: TheService) -> Caller:
-    """Admits a caller with scope read."""
-    return await service.gate.admit(request, "read")
+def _admitted(scope: str, *, changes: bool = False) -> Any:
+    async def admit(request: Request, service: TheService) -> Caller:
+        return await service.gate.admit(request, scope, changes=changes)
+
+    return Depends(admit)
 
 
-async def writer(request: Request, service: TheService) -> Caller:
-    """Admits a caller with scope submit, who only looks at a form."""
-    return await service.gate.admit(request, "submit")
-
-
-async def changer(request: Request, service: TheService) -> Caller:
-    """Admits a caller with scope submit, who sends a form."""
-    return await service.gate.admit(request, "submit", changes=True)
-
-
-Visitor = Annotated[Caller, Depends(visitor)]
-Writer = Annotated[Caller, Depends(writer)]
-Changer = Annotated[Caller, Depends(changer)]
+Visitor = Annotated[Caller, _admitted("read")]
+Writer = Annotated[Caller, _admitted("submit")]
+"""of scope submit, who only looks at a form"""
+Changer = Annotated[Caller, _admitted("submit", changes=True)]
+"""of scope submit, who sends a form"""
 
 
 async def own_form(request: Request, service: TheService, caller: Changer) -> dict[str, str]:

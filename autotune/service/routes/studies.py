@@ -151,7 +151,7 @@ def submitted(
     record = api.submit_study(
         service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner
     )
-    service.store.record_audit(caller.name, "study.submit", record.id)
+    service.record(caller, "study.submit", record.id)
     return record
 
 
@@ -337,9 +337,7 @@ def act(study_id: StudyId, action: Action, service: TheService, caller: Submitte
 def acted(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:
     """Performs the action, records it in the audit log and returns the study."""
 
-    record = service.store.study(study_id)
-    caller.check_owns(record)
-    record = api.act(service.store, record.id, str(action))
-    service.store.record_audit(caller.name, f"study.{action}", record.id)
+    record = api.act(service.store, service.owned(caller, study_id).id, str(action))
+    service.record(caller, f"study.{action}", record.id)
     service.changed()
     return record

@@ -101,45 +101,37 @@ def delete(study_id: StudyId, service: TheService, caller: Submitter) -> Respons
 
 
 def noted(service: ServiceState, caller: Caller, study_id: str, text: str) -> dict[str, Any]:
-    """Writes a note, records it in the audit log and returns the note."""
+    """Adds a note and returns it."""
     record = service.store.study(study_id)
     note = service.store.annotations.add_note(record.id, text, author=caller.owner)
-    service.store.record_audit(caller.name, "study.note", record.id)
-    service.response_cache.invalidate()
+    service.record(caller, "study.note", record.id)
     return note.to_dict()
 
 
 def unnoted(service: ServiceState, caller: Caller, study_id: str, number: int) -> None:
-    """Removes a note and records it in the audit log."""
+    """Removes a note of the caller's, or any note of a study that the caller owns."""
     record = service.store.study(study_id)
     written = {note.number: note for note in service.store.annotations.notes(record.id)}
     if number in written and not (caller.owner and written[number].author == caller.owner):
         caller.check_owns(record)
     service.store.annotations.remove_note(record.id, number, author=caller.owner)
-    service.store.record_audit(caller.name, "study.note_removed", record.id, {"note": number})
-    service.response_cache.invalidate()
+    service.record(caller, "study.note_removed", record.id, {"note": number})
 
 
 def tagged(
     service: ServiceState, caller: Caller, study_id: str, add: list[str], remove: list[str]
 ) -> StudyRecord:
-    """Changes the tags, records it in the audit log and returns the study."""
-    record = service.store.study(study_id)
-    caller.check_owns(record)
+    """Changes the tags and returns the study."""
     record = service.store.annotations.change_tags(
-        record.id, add=add, remove=remove, author=caller.owner
+        service.owned(caller, study_id).id, add=add, remove=remove, author=caller.owner
     )
-    service.store.record_audit(caller.name, "study.tag", record.id, {"tags": list(record.tags)})
-    service.response_cache.invalidate()
+    service.record(caller, "study.tag", record.id, {"tags": list(record.tags)})
     return record
 
 
 def deleted(service: ServiceState, caller: Caller, study_id: str) -> dict[str, Any]:
-    """Deletes the study, records it in the audit log and returns what was deleted."""
-
-    record = service.store.study(study_id)
-    caller.check_owns(record)
+    """Deletes the study, which must have ended, and returns what was deleted."""
+    record = service.owned(caller, study_id)
     found = api.delete_study(service.store, record.id).to_dict()
-    service.store.record_audit(caller.name, "study.delete", record.id, found)
-    service.response_cache.invalidate()
+    service.record(caller, "study.delete", record.id, found)
     return found

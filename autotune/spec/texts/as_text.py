@@ -15,6 +15,11 @@ def value_word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def notes_of(*cases: tuple[object, str]) -> tuple[str, ...]:
+    """The notes of the cases that hold."""
+    return tuple(note for holds, note in cases if holds)
+
+
 def format_bytes(value: float | None) -> str:
     """`1.5 GiB`, with three significant digits; `-` when unknown."""
     if value is None or not math.isfinite(value):

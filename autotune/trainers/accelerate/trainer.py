@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
     data_arguments,
@@ -28,7 +29,7 @@ from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import Placement, meeting, place, tf32_environment
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepLineTrainer
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
-from autotune.trainers.launch_files import NODE_RANK, Launch, notes_of
+from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.present_configuration import SETTINGS, nested
 
 

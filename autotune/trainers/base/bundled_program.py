@@ -12,9 +12,9 @@ from importlib.resources import files
 from typing import Any
 
 from autotune.spec import Workload
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.documents.file_formats import hf_config, to_json
-from autotune.trainers.launch_files import notes_of
 
 DATA = Option(
     name="data",

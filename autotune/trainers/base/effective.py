@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.limit import Limit
-from autotune.trainers.launch_files import notes_of
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
     data_arguments,
@@ -29,7 +30,7 @@ from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import ranks_started, tf32_environment
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
 from autotune.trainers.documents.file_formats import to_json
-from autotune.trainers.launch_files import Launch, notes_of
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.step_metrics import number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (

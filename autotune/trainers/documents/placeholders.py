@@ -42,6 +42,21 @@ _BRACES = "write {{ and }} for literal braces"
 _ARITHMETIC = "use knob names, whole numbers, + - * // % and parentheses"
 
 
+def calculated(node: ast.expr, value_of: Callable[[str], int]) -> int:
+    """The value of a tree of whole numbers and names with + - * / // % and parentheses. Raises
+    `ValueError` for anything else."""
+    match node:
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
+            return _BINARY[type(sign)](calculated(left, value_of), calculated(right, value_of))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -calculated(operand, value_of)
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return value_of(name)
+    raise ValueError(f"no arithmetic: {ast.dump(node)}")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Expression:
@@ -119,7 +134,7 @@ class Values:
 
     def _calculate(self, expression: Expression) -> int:
         try:
-            result = self._number(expression.tree)
+            result = calculated(expression.tree, self._whole)
         except ZeroDivisionError:
             raise SpecError(
                 f"{{{expression.text}}} divides by zero for {self._used(expression)}", field=FIELD
@@ -127,18 +142,6 @@ class Values:
         if abs(result) >= MAX_NUMBER:
             raise SpecError(f"{{{expression.text}}} must be below 2^63, but is not", field=FIELD)
         return result
-
-    def _number(self, node: ast.expr) -> int:
-        match node:
-            case ast.BinOp(left=left, op=sign, right=right):
-                return _BINARY[type(sign)](self._number(left), self._number(right))
-            case ast.UnaryOp(operand=operand):
-                return -self._number(operand)
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.Name(id=name):
-                return self._whole(name)
-        raise TypeError(f"no arithmetic: {ast.dump(node)}")  # `_check` lets nothing else through
 
     def _whole(self, name: str) -> int:
         value = self.known[name]

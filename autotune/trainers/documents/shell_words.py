@@ -24,6 +24,7 @@ from itertools import takewhile
 from typing import NamedTuple, final
 
 from autotune.errors import SpecError
+from autotune.trainers.documents.placeholders import calculated
 from autotune.trainers.documents.shell_folders import OF_SCRIPT, Folders, joined, with_plain_folders
 from autotune.trainers.documents.shell_statements import Statement, statements_of
 
@@ -65,13 +66,6 @@ _DEPTH = 8
 """variables inside variables"""
 _LONGEST = 1 << 16
 """characters of a variable"""
-_CALCULATES: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 _COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
     "==": fnmatchcase,
     "=": fnmatchcase,
@@ -525,19 +519,10 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
         expression,
     )
     try:
-        return str(_number(ast.parse(re.sub(r"\b0+(?=\d)", "", filled).strip(), mode="eval").body))
+        whole = re.sub(r"\b0+(?=\d)", "", filled).strip().replace("/", "//")
+        return str(calculated(ast.parse(whole, mode="eval").body, int))
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
         return ""
-
-
-def _number(node: ast.expr) -> int:
-    """The value of a tree of whole numbers. Raises `ValueError` and `KeyError` for anything
-    else."""
-    if isinstance(node, ast.BinOp):
-        return _CALCULATES[type(node.op)](_number(node.left), _number(node.right))
-    if not isinstance(node, ast.Constant) or type(node.value) is not int:
-        raise ValueError("no whole number")
-    return node.value
 
 
 def _words(command: str) -> tuple[str, ...]:

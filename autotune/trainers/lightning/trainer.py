@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
     data_arguments,
@@ -57,7 +58,7 @@ from autotune.trainers.base.trainer import (
 )
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
-from autotune.trainers.launch_files import Launch, notes_of
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.patterns import MAX_SEARCHED
 from autotune.trainers.logs.step_metrics import clean, number_in
 from autotune.trainers.logs.steplines import parse_step_line

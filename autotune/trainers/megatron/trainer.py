@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.effective import cpu_note, effective
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.own_program import CWD
@@ -20,7 +21,7 @@ from autotune.trainers.base.torchrun import ranks_started
 from autotune.trainers.base.trained_families import MEGATRON
 from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 from autotune.trainers.base.trainer_option import Reach
-from autotune.trainers.launch_files import Launch, notes_of
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,

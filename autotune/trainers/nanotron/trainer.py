@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.base.not_offered import NOT_SET
@@ -32,7 +33,7 @@ from autotune.trainers.base.trainer import (
 )
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import to_yaml
-from autotune.trainers.launch_files import Launch, notes_of
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.nanotron.read import RING
 from autotune.trainers.present_configuration import SETTINGS
 

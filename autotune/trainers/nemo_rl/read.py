@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.nemo_rl.bases import BASE, bases_of, beside, inherited, resolved
 from autotune.trainers.nemo_rl.knobs import (
     DEFAULTS,
@@ -212,18 +213,28 @@ def _mentions(node: Any, word: str) -> bool:
     return bool(node == word)
 
 
-def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
+def _uncounted(whole: Mapping[str, Any], backend: str) -> tuple[str, ...]:
     """What plans leave out, in words, also of the files that a configuration starts from."""
-    for switch in UNCOUNTED:
-        if resolved(whole, switch) is True:
-            yield f"plans do not count what {switch} saves; launches pass this setting on unchanged"
-    if backend != "vllm":
-        yield f"autotune does not read the engines' degree and memory with {GENERATION}.backend={backend}; set them under `rollout`"
-    if resolved(whole, f"{TEACHERS}.enabled"):
-        yield f"{TEACHERS}: the teachers' time and memory are not counted; launches pass these settings on unchanged"
-    if (
-        (experts := resolved(whole, EXPERTS))
-        and experts != 1
-        and resolved(whole, f"{DTENSOR}.enabled")
-    ):
-        yield f"{EXPERTS}={experts}: plans shard experts like all other weights; launches pass the value on unchanged"
+    switched = [switch for switch in UNCOUNTED if resolved(whole, switch) is True]
+    experts, by_dtensor = resolved(whole, EXPERTS), resolved(whole, f"{DTENSOR}.enabled")
+    return notes_of(
+        *(
+            (
+                True,
+                f"plans do not count what {switch} saves; launches pass this setting on unchanged",
+            )
+            for switch in switched
+        ),
+        (
+            backend != "vllm",
+            f"autotune does not read the engines' degree and memory with {GENERATION}.backend={backend}; set them under `rollout`",
+        ),
+        (
+            resolved(whole, f"{TEACHERS}.enabled"),
+            f"{TEACHERS}: the teachers' time and memory are not counted; launches pass these settings on unchanged",
+        ),
+        (
+            experts and experts != 1 and by_dtensor,
+            f"{EXPERTS}={experts}: plans shard experts like all other weights; launches pass the value on unchanged",
+        ),
+    )

@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS, PostTraining
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.trainer import Trainer, needs
 from autotune.trainers.base.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
 from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.documents.shell_words import commands_of
-from autotune.trainers.launch_files import INTERPRETER, Launch, notes_of
+from autotune.trainers.launch_files import INTERPRETER, Launch
 from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL, program_of

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.effective import cpu_note, effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.base.torchrun import ranks_started, tf32_environment
@@ -27,7 +28,7 @@ from autotune.trainers.base.trainer import (
     number,
 )
 from autotune.trainers.base.trainer_option import Reach
-from autotune.trainers.launch_files import Launch, notes_of
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.torchtitan import config as torchtitan_config
 from autotune.trainers.torchtitan import job_file

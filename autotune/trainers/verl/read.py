@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.post_training.adapters import read_adapters
 from autotune.trainers.post_training.trainer import (
     EXPERT_TP,
@@ -281,19 +282,28 @@ def _engine(keys: KeyReader) -> str:
     )
 
 
-def _uncounted(keys: KeyReader) -> Iterator[str]:
+def _uncounted(keys: KeyReader) -> tuple[str, ...]:
     """What plans leave out, in words."""
-    if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
-        yield "the reward model's memory and time are not counted; set its time per step as rl.reward_s"
-    if keys.find("algorithm.filter_groups.enable"):
-        yield "responses that algorithm.filter_groups regenerates are not counted, unless generation is timed from a log (`rollout: {log: run.log}`)"
-    if keys.find("distillation.enabled"):
-        gpus = (keys.find("distillation.nnodes") or 0) * (
-            keys.find("distillation.n_gpus_per_node") or 8
-        )
-        yield f"distillation: the teacher's {gpus} GPUs and time are not counted; launches pass these settings on unchanged"
-    if keys.find(f"{ACTOR}.entropy_coeff"):
-        yield f"the entropy term from {ACTOR}.entropy_coeff needs copies of the logits, whose memory is not counted"
+    per_node = keys.find("distillation.n_gpus_per_node") or 8
+    gpus = (keys.find("distillation.nnodes") or 0) * per_node
+    return notes_of(
+        (
+            keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"),
+            "the reward model's memory and time are not counted; set its time per step as rl.reward_s",
+        ),
+        (
+            keys.find("algorithm.filter_groups.enable"),
+            "responses that algorithm.filter_groups regenerates are not counted, unless generation is timed from a log (`rollout: {log: run.log}`)",
+        ),
+        (
+            keys.find("distillation.enabled"),
+            f"distillation: the teacher's {gpus} GPUs and time are not counted; launches pass these settings on unchanged",
+        ),
+        (
+            keys.find(f"{ACTOR}.entropy_coeff"),
+            f"the entropy term from {ACTOR}.entropy_coeff needs copies of the logits, whose memory is not counted",
+        ),
+    )
 
 
 def _read_fsdp(keys: KeyReader) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from autotune.reward import (
     within_run_variance,
 )
 from autotune.spec import ParallelConfig, Study, Trial
+from autotune.spec.texts.as_text import notes_of
 from autotune.study.controller.finals.finalists import (
     cannot_run,
     confirmed_by,
@@ -264,16 +265,25 @@ def _is_of_search(race: _Race, rounds: int) -> bool:
     return rounds > 0 and race.baseline is not None and race.default is race.baseline
 
 
-def _rests_on(race: _Race, leader: _Leader, rounds: int) -> Iterator[str]:
+def _rests_on(race: _Race, leader: _Leader, rounds: int) -> tuple[str, ...]:
     """What a speedup rests on that is less than it might, in words."""
     known = {t.config for t in (*race.ranked, race.default) if t is not None}
-    if leader.too_noisy is None and not rounds and known != {leader.best.config}:
-        yield "no final round finished, so the winner and the speedup rest on one measurement of each config"
-    if leader.too_noisy is None and _is_of_search(race, rounds):
-        yield "the baseline was not re-measured, so the speedup rests on one measurement of each config"
     scales = (known_noise_scale(t.measurement) for t in race.trials)
-    if race.study.objective.metric == "goodput" and all(scale is None for scale in scales):
-        yield "no trial measured the gradient noise scale, so larger batches were assumed to learn no more per step"
+    is_clear, is_goodput = leader.too_noisy is None, race.study.objective.metric == "goodput"
+    return notes_of(
+        (
+            is_clear and not rounds and known != {leader.best.config},
+            "no final round finished, so the winner and the speedup rest on one measurement of each config",
+        ),
+        (
+            is_clear and _is_of_search(race, rounds),
+            "the baseline was not re-measured, so the speedup rests on one measurement of each config",
+        ),
+        (
+            is_goodput and all(scale is None for scale in scales),
+            "no trial measured the gradient noise scale, so larger batches were assumed to learn no more per step",
+        ),
+    )
 
 
 def _with_speedup(won: Winner, race: _Race, leader: _Leader, compared: _Comparison) -> Winner:
