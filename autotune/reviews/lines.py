@@ -49,6 +49,11 @@ class Change:
     file: str = ""
     """the file of the launch that has the key; empty for an option of its command"""
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the launch lacks something without it: a key that no text has need not go."""
+        return self is not CONNECTIONS and (self.new is not None or self.name.startswith("-"))
+
 
 CONNECTIONS = Change("CUDA_DEVICE_MAX_CONNECTIONS", "1", "8")
 """a variable without which tensor parallelism does not start, and with which Megatron-FSDP does
@@ -71,52 +76,69 @@ def changed_lines(
     reviewed."""
     lines = {name: _without_others(text, started) for name, text in texts.items()}
     unedited = {name: list(text) for name, text in lines.items()}
-    unplaced: list[str] = []
-    changes = list(_changes(study, before, after))
-    if before.accumulation_steps != after.accumulation_steps:
-        changes += _batch_unsaid(texts, study, after)
-    if any(change.name == "--use-megatron-fsdp" and change.new is not None for change in changes):
-        changes += [CONNECTIONS] if any(CONNECTIONS.name in text for text in texts.values()) else []
-    for name, text in lines.items():
-        own = [change for change in changes if change.file and name in _in_its_file(lines, change)]
-        if name.endswith(".json") and own and with_values(text, {c.name: c.new for c in own}):
-            changes = [change for change in changes if change not in own]
     given = {argument.name for argument in started.arguments} if started else set()
-    for told in changes:
-        alone = _holds_options(told, texts, started)
-        change = _as_key(told) if alone else _as_given(told, texts, given)
-        is_held = change.name.lstrip("-") in held
+    unplaced: list[str] = []
+    for asked in _without_rewritten(lines, _asked(texts, study, before, after)):
+        alone = _holds_options(asked, texts, started)
+        change = _as_key(asked) if alone else _as_given(asked, texts, given)
+        key = change.name.lstrip("-")
+        is_held = key in held
         among = {
             n: text
             for n, text in _in_its_file(lines, change).items()
             if (n in alone if alone else n.endswith(".py") or not is_held)
             # a default does not count where the command gives the option, by a variable that it
             # computes
-            and not (n.endswith(".py") and change.name.lstrip("-").replace("-", "_") in given)
+            and not (n.endswith(".py") and key.replace("-", "_") in given)
         }
-        values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
-        if change.file and change.new in values:
-            continue  # YAML's anchors gave it the value
-        places = next((p for name in among if (p := _applied(lines[name], name, change))), [])
-        left = not places and not _follows(lines, change)
-        if left:
-            places = _written(among, change, beside) if is_held else _added(among, change)
-            left = not places
-        if places:
-            continue
-        if change is CONNECTIONS or (change.new is None and not change.name.startswith("-")):
-            continue  # a key that no text has need not go
-        if left and is_held:
-            unplaced.append(f"{change.name.lstrip('-')}={change.new}")
-        elif left:
-            unplaced.append(f"{change.name}={change.new}" if change.new else change.name)
-    found = []
-    for name in sorted(lines):
-        for at, (old, new) in enumerate(zip(unedited[name], lines[name], strict=True), start=1):
+        if not _is_made(lines, among, change, beside if is_held else None) and change.is_needed:
+            name = key if is_held else change.name
+            unplaced.append(f"{name}={change.new}" if change.new or is_held else name)
+    return tuple(_edits(unedited, lines)), tuple(unplaced)
+
+
+def _asked(
+    texts: Mapping[str, str], study: Study, before: ParallelConfig, after: ParallelConfig
+) -> list[Change]:
+    """The options, keys and variables that change."""
+    changes = list(_changes(study, before, after))
+    if before.accumulation_steps != after.accumulation_steps:
+        changes += _batch_unsaid(texts, study, after)
+    is_sharded = any(
+        each.name == "--use-megatron-fsdp" and each.new is not None for each in changes
+    )
+    if is_sharded and any(CONNECTIONS.name in text for text in texts.values()):
+        changes.append(CONNECTIONS)
+    return changes
+
+
+def _without_rewritten(lines: dict[str, list[str]], changes: list[Change]) -> list[Change]:
+    """The changes that are left when JSON files as `json.dumps` writes them are written anew."""
+    for name, text in lines.items():
+        own = [change for change in changes if change.file and name in _in_its_file(lines, change)]
+        if name.endswith(".json") and own and with_values(text, {c.name: c.new for c in own}):
+            changes = [change for change in changes if change not in own]
+    return changes
+
+
+def _is_made(
+    lines: dict[str, list[str]], among: dict[str, list[str]], change: Change, beside: str | None
+) -> bool:
+    """Makes the change in one of these texts, and says whether it is made. `beside`: the keyword
+    argument behind which a new one is written; None: it is no keyword argument."""
+    values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
+    if change.file and change.new in values:
+        return True  # YAML's anchors gave it the value
+    if any(_applied(lines[name], name, change) for name in among) or _follows(lines, change):
+        return True
+    return bool(_added(among, change) if beside is None else _written(among, change, beside))
+
+
+def _edits(before: dict[str, list[str]], after: dict[str, list[str]]) -> Iterator[LineEdit]:
+    for name in sorted(after):
+        for at, (old, new) in enumerate(zip(before[name], after[name], strict=True), start=1):
             if old != new:
-                now = "" if new == GONE else new
-                found.append(LineEdit(file=name, line=at, before=old, after=now))
-    return tuple(found), tuple(unplaced)
+                yield LineEdit(file=name, line=at, before=old, after="" if new == GONE else new)
 
 
 def _in_its_file(lines: dict[str, list[str]], change: Change) -> dict[str, list[str]]:
@@ -492,9 +514,7 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
         if listed.match(line) and at + 1 < len(lines):  # a list of words, one to a line
             value = re.match(r"""(\s*-\s*["']?)([^\s"']+)""", lines[at + 1])
             if value and value[2] == change.old:
-                lines[at + 1] = (
-                    lines[at + 1][: value.start(2)] + change.new + lines[at + 1][value.end(2) :]
-                )
+                lines[at + 1] = _put(lines[at + 1], value.span(2), change.new)
                 return at + 1
         # on, without a word that says so
         if has_flags and _same(change.old, "true") and (flag := bare.search(line)):
@@ -503,7 +523,7 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
         for found in option.finditer(line):
             value_text = found[3]
             if _same(value_text, change.old):
-                lines[at] = line[: found.start(3)] + change.new + line[found.end(3) :]
+                lines[at] = _put(line, found.span(3), change.new)
                 return at
             if name := re.fullmatch(r"\$\{?([A-Za-z_]\w*)(?::?-[^}]*)?\}?", value_text):
                 return _of_variable(lines, name[1], change)
@@ -529,13 +549,13 @@ def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
             and (found := assignment.search(line))
             and _same(found[2], change.old)
         ):
-            lines[at] = line[: found.start(2)] + change.new + line[found.end(2) :]
+            lines[at] = _put(line, found.span(2), change.new)
             return at
     listed = re.compile(rf"""\s*-?\s*name:\s*["']?{re.escape(name)}["']?\s*$""")
     for at, line in enumerate(lines[1:], start=1):  # in a manifest
         found = re.match(r"""(\s*value:\s*["']?)([^\s"']+)""", line)
         if found and listed.match(lines[at - 1]) and _same(found[2], change.old):
-            lines[at] = line[: found.start(2)] + change.new + line[found.end(2) :]
+            lines[at] = _put(line, found.span(2), change.new)
             return at
     return None
 
@@ -554,11 +574,7 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
             found = default.search(lines[behind])
             if found and _same(found["value"].strip("\"'"), change.old):
                 value = found["value"].replace(found["value"].strip("\"'"), change.new)
-                lines[behind] = (
-                    lines[behind][: found.start("value")]
-                    + value
-                    + lines[behind][found.end("value") :]
-                )
+                lines[behind] = _put(lines[behind], found.span("value"), value)
                 return behind
         begin = None if _is_comment(line) else assigns.search(line)
         found = re.match(r"[^\s,#()]+", line[begin.end() :]) if begin else None
@@ -592,7 +608,7 @@ def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | 
             else:
                 is_python = found["value"] in ("True", "False")
                 new = change.new.capitalize() if is_python else change.new
-                lines[at] = line[: found.start("value")] + new + line[found.end("value") :]
+                lines[at] = _put(line, found.span("value"), new)
             if not held or _changes_alone(held, keys_of(file, text_of(lines)), change):
                 return at
             lines[at] = line
@@ -654,6 +670,11 @@ def _same(text: str, value: str) -> bool:
         return float(text) == float(value)
     except ValueError:
         return False
+
+
+def _put(line: str, span: tuple[int, int], text: str) -> str:
+    """The line with the text in place of what is there."""
+    return line[: span[0]] + text + line[span[1] :]
 
 
 def _is_comment(line: str) -> bool:

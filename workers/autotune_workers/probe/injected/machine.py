@@ -84,20 +84,12 @@ class NodeLoad:
 def _processes() -> dict[int, tuple[int, str, float]]:
     """Parent, command and processor seconds of each process that can be seen."""
     found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/" + name + "/stat", errors="replace") as file:
-                    head, _, rest = file.read().rpartition(")")
-            except OSError:  # it has ended
-                continue
-            fields = rest.split()
-            if len(fields) > 13:
-                found[int(name)] = (
-                    int(fields[1]),
-                    head.partition("(")[2],
-                    (int(fields[11]) + int(fields[12])) * _TICK_S,
-                )
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        head, _, rest = text_of(f"/proc/{pid}/stat").rpartition(")")  # empty of one that has ended
+        fields = rest.split()
+        if len(fields) > 13:
+            used_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+            found[pid] = int(fields[1]), head.partition("(")[2], used_s
     return found
 
 

@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from .versions import text_of
+
 MOST_FILES, MOST_BYTES = 512, 1 << 20
 MOST_PARENTS = 8
 _LIBRARIES = (
@@ -55,9 +57,8 @@ def _named() -> Iterator[str]:
     """Files in the words of this process's command and of those that launched it, without the
     programs that they run."""
     for pid in _launch():
+        words = text_of(f"/proc/{pid}/cmdline").split("\0")[1:]
         try:
-            with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-                words = file.read().split("\0")[1:]
             where = os.readlink(f"/proc/{pid}/cwd")
         except OSError:  # it has ended, or is another user's
             continue
@@ -75,11 +76,10 @@ def _launch() -> Iterator[int]:
         if pid <= 1 or str(pid) == root:
             return
         yield pid
-        try:
-            with open(f"/proc/{pid}/stat", errors="replace") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        if len(fields) < 2:  # it has ended
             return
+        pid = int(fields[1])
 
 
 def _is_installed(path: str) -> bool:

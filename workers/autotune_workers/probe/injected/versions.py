@@ -15,23 +15,17 @@ _DRIVER = re.compile(r"(?:Module|x86_64|aarch64)\s+(\d+\.[\d.]+)")
 
 def versions(torch: Any = None) -> dict[str, str]:
     """By name; of torch's own as far as this process has imported it."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in _LIBRARIES:
-        version = str(getattr(sys.modules.get(name), "__version__", "") or "")
-        if version:
-            found[name] = version
-    if torch is not None:
-        found["torch"] = str(torch.__version__)
-        found.update(_of_gpu(torch))
+    script = os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else ""
     driver = _DRIVER.search(text_of("/proc/driver/nvidia/version"))
-    if driver:
-        found["driver"] = driver[1]
-    commit = commit_of(
-        os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
-    )
-    if commit:
-        found["commit"] = commit
-    return found
+    found = {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        **{name: getattr(sys.modules.get(name), "__version__", "") for name in _LIBRARIES},
+        **({} if torch is None else {"torch": torch.__version__, **_of_gpu(torch)}),
+        "driver": driver[1] if driver else "",
+        "commit": commit_of(os.path.dirname(script) if script else os.getcwd()),
+    }
+    return {name: str(version) for name, version in found.items() if version}
 
 
 def _of_gpu(torch: Any) -> dict[str, str]:
@@ -95,7 +89,7 @@ def uses_cuda(torch: Any) -> bool:
 def text_of(path: str) -> str:
     """The text of a small file; empty where it cannot be read."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read(1 << 20)
     except OSError:
         return ""

@@ -272,11 +272,8 @@ _FILES: dict[str, tuple[str, bool]] = {}
 
 
 def _delay_s() -> float:
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    told = text_of("/proc/thread-self/schedstat").split()
+    return int(told[1]) * 1e-9 if len(told) > 1 else 0.0
 
 
 def _pressure(path: str) -> float:
@@ -302,13 +299,10 @@ def _group() -> dict[str, float]:
         path = path.rstrip("/")
         if names == "" or "cpu" in names.split(","):
             where = "/sys/fs/cgroup" + ("/cpu" if names else "") + path + "/cpu.stat"
-            values = dict(
-                entry.split() for entry in text_of(where).splitlines() if len(entry.split()) == 2
-            )
-            if int(values.get("nr_throttled", 0)):
+            values = _numbers(where)
+            if values.get("nr_throttled"):
                 found["throttled_s"] = (
-                    int(values.get("throttled_time", 0)) * 1e-9
-                    or int(values.get("throttled_usec", 0)) * 1e-6
+                    values.get("throttled_time", 0) * 1e-9 or values.get("throttled_usec", 0) * 1e-6
                 )
         if names == "memory":
             where = "/sys/fs/cgroup/memory" + path
@@ -316,13 +310,16 @@ def _group() -> dict[str, float]:
             if count.isdigit() and path:
                 found["memory_at_limit"] = int(count)
         if names == "" and path:
-            values = dict(
-                entry.split()
-                for entry in text_of("/sys/fs/cgroup" + path + "/memory.events").splitlines()
-            )
+            values = _numbers("/sys/fs/cgroup" + path + "/memory.events")
             if values:
-                found["memory_at_limit"] = int(values.get("max", 0)) + int(values.get("high", 0))
+                found["memory_at_limit"] = values.get("max", 0) + values.get("high", 0)
     return found
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """The lines `NAME NUMBER` of a file."""
+    lines = (line.split() for line in text_of(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2}
 
 
 def _allocator(torch: Any) -> dict[str, int]:
