@@ -17,6 +17,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
+    BundledTrainer,
     data_arguments,
     data_notes,
     long_options,
@@ -27,22 +28,18 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
 from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import Placement, meeting, place, tf32_environment
-from autotune.trainers.base.trainer import SHARED_OPTIONS, StepLineTrainer
+from autotune.trainers.base.trainer import SHARED_OPTIONS
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.present_configuration import SETTINGS, nested
 
 
-class AccelerateTrainer(StepLineTrainer):
+class AccelerateTrainer(BundledTrainer):
     """accelerate around a Hugging Face model."""
 
     name = "accelerate"
-    reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
     checked_against = "accelerate 1.15.0"
-    no_adapters = (
-        "the bundled program starts from random weights, so adapters alone would learn nothing"
-    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
@@ -53,7 +50,6 @@ class AccelerateTrainer(StepLineTrainer):
         "pp_schedule": "accelerate has no pipeline, so pp above 1 is rejected",
         "virtual_stages": "accelerate has no pipeline, so pp above 1 is rejected",
     }
-    can_import = True
     recognized_by = ("distributed_type", "compute_environment")
     settings_file = "accelerate.yaml"
     options = (

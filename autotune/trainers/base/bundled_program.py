@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.spec import Workload
 from autotune.spec.texts.as_text import notes_of
+from autotune.trainers.base.trainer import StepLineTrainer
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.documents.file_formats import hf_config, to_json
 
@@ -24,6 +25,16 @@ DATA = Option(
     reach=Reach.FILE,
 )
 """the option of every trainer that exports such a program"""
+
+
+class BundledTrainer(StepLineTrainer):
+    """A trainer with a bundled program, which builds a model by its config.json."""
+
+    reads_config_json = True
+    can_import = True
+    no_adapters = (
+        "the bundled program starts from random weights, so adapters alone would learn nothing"
+    )
 
 
 def program(path: str) -> str:

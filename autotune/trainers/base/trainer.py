@@ -366,7 +366,7 @@ class Trainer(Abilities, ABC):
 class StepLineTrainer(Trainer):
     """A trainer whose program, or runner, prints a JSON object for each step."""
 
-    step_marks = ("{",)
+    step_marks: ClassVar[tuple[str, ...]] = ("{",)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """The object's metrics."""

@@ -18,6 +18,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
+    BundledTrainer,
     data_arguments,
     data_notes,
     long_options,
@@ -28,7 +29,7 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import without
 from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.base.torchrun import ranks_started, tf32_environment
-from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
+from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, clean, number
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.step_metrics import number_in
@@ -47,16 +48,12 @@ _PIPE = re.compile(
 )
 
 
-class DeepspeedTrainer(Trainer):
+class DeepspeedTrainer(BundledTrainer):
     """DeepSpeed's engine around a Hugging Face model."""
 
     name = "deepspeed"
-    reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
     checked_against = "DeepSpeed 0.19.8"
-    no_adapters = (
-        "the bundled program starts from random weights, so adapters alone would learn nothing"
-    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
@@ -67,7 +64,6 @@ class DeepspeedTrainer(Trainer):
         "offload=activations": "ds_config.json offloads the optimizer, but activations need DeepSpeed's own checkpoint function",
         "offload=all": "ds_config.json offloads the optimizer, but activations need DeepSpeed's own checkpoint function",
     }
-    can_import = True
     watching = (
         "tensorboard.*", "wandb.*", "comet.*", "trackio.*", "csv_monitor.*", "flops_profiler.*", "comms_logger.*",
         "wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print",

@@ -15,12 +15,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.base.bundled_program import DATA, data_arguments, data_notes, program_files
+from autotune.trainers.base.bundled_program import (
+    DATA,
+    BundledTrainer,
+    data_arguments,
+    data_notes,
+    program_files,
+)
 from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.torchrun import ranks_started
-from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
+from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics
 from autotune.trainers.documents.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.formats import parse_loss_dictionary
@@ -39,16 +45,12 @@ OPTIMIZERS = {
 """values of TrainingArguments' `optim` (OptimizerNames)"""
 
 
-class HfTrainer(Trainer):
+class HfTrainer(BundledTrainer):
     """Hugging Face's Trainer."""
 
     name = "hf_trainer"
-    reads_config_json = True
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
     checked_against = "transformers 5.23.0"
-    no_adapters = (
-        "the bundled program starts from random weights, so adapters alone would learn nothing"
-    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "compile",
@@ -60,7 +62,6 @@ class HfTrainer(Trainer):
         "virtual_stages": "transformers' Trainer has no pipeline, so pp above 1 is rejected",
         "sequence_parallel": "transformers' Trainer has no tensor parallelism, so tp above 1 is rejected",
     }
-    can_import = True
     recognized_by = ("per_device_train_batch_size",)
     settings_file = "training_args.json"
     options = (

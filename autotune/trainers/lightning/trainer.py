@@ -32,6 +32,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
+    BundledTrainer,
     data_arguments,
     data_notes,
     long_options,
@@ -52,7 +53,6 @@ from autotune.trainers.base.trainer import (
     LineReader,
     LineTest,
     Option,
-    StepLineTrainer,
     StepMetrics,
     needs,
 )
@@ -79,14 +79,12 @@ _DRAWN = re.compile(r"^Epoch (\d{1,9}):[^|]{0,20}\|[^|]{0,300}\| *(\d{1,12})/(\d
 _BAR_LOSS = re.compile(r"[ ,](?:train[_/])?loss(?:_step)?=([-+0-9.eEnaif]+)")
 
 
-class LightningTrainer(StepLineTrainer):
+class LightningTrainer(BundledTrainer):
     """Lightning's Trainer."""
 
     name = "lightning"
-    reads_config_json = True
     summary = "Lightning's Trainer, lightning.yaml for LightningCLI or a bundled program"
     checked_against = "lightning 2.6.6"
-    can_import = True
     watching = ("trainer.profiler", "trainer.profiler.*", "trainer.logger", "trainer.logger.*")
     recognized_by = (
         "seed_everything",
@@ -95,9 +93,6 @@ class LightningTrainer(StepLineTrainer):
         "model.class_path",
     )
     settings_file = "lightning.yaml"
-    no_adapters = (
-        "the bundled program starts from random weights, so adapters alone would learn nothing"
-    )
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 from autotune.errors import SpecError
 from autotune.trainers.logs.formats import is_other_bar, is_plain_form, pattern_reader
@@ -64,6 +64,10 @@ _OTHER_TIME = re.compile(
 run"""
 _OF_RANK = re.compile(r"(?:device|gpu|rank|local|worker)[\s_/.:-]*$")
 """what stands before a rate of one rank"""
+_OF_OTHERS = {
+    "loss": _NOT_TRAINING,
+    **dict.fromkeys(("steps_per_s", "samples_per_s", "tokens_per_s"), _OF_RANK),
+}
 _PER_STEP = re.compile(rf"per[ _]{_STEP}|{_STEP}[ _]?time")
 _FEW = 0.6
 """a step number in fewer lines than this part of the rest's is that of something else"""
@@ -271,48 +275,34 @@ def ends_step(metrics: StepMetrics) -> bool:
 def _candidates(lines: Sequence[str]) -> list[Candidate]:
     """All of them, those without a unit last."""
     found: dict[tuple[int, str, str, str], Candidate] = {}
-    for order, clue in enumerate(CLUES):
-        for index, line in enumerate(lines):
-            for match in clue.found_in(line):
-                start, end = match.span(1)
-                if "_time_" in clue.metric and _END_OF_EPOCH.search(line[: match.end()].lower()):
-                    continue
-                head = line[: match.start()].lower()
-                if (
-                    "_time_" in clue.metric
-                    and not _PER_STEP.search(match[0].lower())
-                    and _is_other_time(line, match)
-                ):
-                    continue
-                if clue.metric in (
-                    "steps_per_s",
-                    "samples_per_s",
-                    "tokens_per_s",
-                ) and _OF_RANK.search(head):
-                    continue
-                is_unit_behind = not line[match.start() : match.start(1)]
-                if is_unit_behind and (
-                    _OTHER_FIGURE.search(line[: match.start()])
-                    or _IS_LABEL.match(line, match.end())
-                ):
-                    continue
-                if clue.metric == "loss" and _NOT_TRAINING.search(head):
-                    continue
-                before, after = line[match.start() : start], line[end : match.end()]
-                word = _rest_of_word(line, match.start()) if before[:1].isalpha() else ""
-                key = (order, _literal(before, is_wide=True), _literal(after, is_wide=True), word)
-                candidate = found.setdefault(key, Candidate(clue=clue, word=word))
-                if index not in candidate.numbers:
-                    candidate.numbers[index] = match[1]
-                    candidate.texts.append(
-                        (
-                            line[max(0, match.start() - CONTEXT) : start].rjust(
-                                CONTEXT + len(before)
-                            ),
-                            after,
-                        )
-                    )
+    for (order, clue), (index, line) in product(enumerate(CLUES), enumerate(lines)):
+        for match in clue.found_in(line):
+            if _is_another_figure(clue.metric, line, match):
+                continue
+            begin, (start, end) = match.start(), match.span(1)
+            before, after = line[begin:start], line[end : match.end()]
+            word = _rest_of_word(line, begin) if before[:1].isalpha() else ""
+            key = (order, _literal(before, is_wide=True), _literal(after, is_wide=True), word)
+            candidate = found.setdefault(key, Candidate(clue=clue, word=word))
+            if index not in candidate.numbers:
+                wider = line[max(0, begin - CONTEXT) : start].rjust(CONTEXT + len(before))
+                candidate.numbers[index] = match[1]
+                candidate.texts.append((wider, after))
     return sorted(found.values(), key=lambda candidate: candidate.clue.is_loose)
+
+
+def _is_another_figure(metric: str, line: str, match: re.Match[str]) -> bool:
+    """Whether what is around the number says that it is another figure than the clue's."""
+    head, is_time = line[: match.start()], "_time_" in metric
+    is_unit_behind = match.start() == match.start(1)
+    if is_time and _END_OF_EPOCH.search(line[: match.end()].lower()):
+        return True
+    if is_time and not _PER_STEP.search(match[0].lower()) and _is_other_time(line, match):
+        return True
+    if is_unit_behind and (_OTHER_FIGURE.search(head) or _IS_LABEL.match(line, match.end())):
+        return True
+    others = _OF_OTHERS.get(metric)
+    return others is not None and others.search(head.lower()) is not None
 
 
 def _rest_of_word(line: str, at: int) -> str:
