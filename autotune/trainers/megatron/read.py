@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.documents.program_arguments import program_of
 from autotune.trainers.documents.shell_words import command_of
 from autotune.trainers.megatron.knobs import (
@@ -77,60 +79,30 @@ LAUNCHER = frozenset(
 
 def read(present: PresentConfiguration) -> Reading:
     """What the command says."""
-    argv, remarks = present.argv, []
-    if not argv:
-        name, text = next(iter(present.files.items()))
-        argv, unset, _ = command_of(text)
-        told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
-        used = [f"${variable}" for variable in unset if re.search(rf"\$\{{?{variable}\b", told)]
-        its = "its value" if len(used) == 1 else "their values"
-        remarks = [f"{name} does not set {', '.join(used)}; add {its} to the spec"] if used else []
-    present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
-    program = program_of(argv)
-    keys = KeyReader(
-        {_flag(name): value for name, value in flags_of(program or argv, _typed).items()},
-        "the command",
-    )
+    argv, unset = (present.argv, ()) if present.argv else _of_script(present)
+    present, program = replace(present, argv=argv), program_of(argv)
+    flags = flags_of(program or argv, _typed)
+    keys = KeyReader({_flag(name): value for name, value in flags.items()}, "the command")
     keys.drop(*LAUNCHER, "log-interval")  # a launch logs every step
     model = _model(keys)
-    knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
     batch = keys.count("global-batch-size")
+    knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
     knobs = completed(knobs, ranks=present.ranks, batch=batch)
     steps, more = _length(keys, batch)
     if model.get("gated_mlp") and keys.find("normalization") is None:
-        more["normalization"] = (
-            "LayerNorm"  # its default, where a launch of a gated MLP asks for RMSNorm
-        )
-    options: dict[str, Any] = {
+        # its default, where a launch of a gated MLP asks for RMSNorm
+        more["normalization"] = "LayerNorm"
+    options = {
         "entrypoint": program[0] if program else None,
         "steps": steps,
         "learning_rate": keys.number("lr"),
         "seed": keys.count("seed"),
         "transformer_impl": keys.text("transformer-impl"),
-        "data_path": _data_path(keys),
         "overlap": _overlap(keys, knobs),
+        **_data_options(keys),
     }
-    if options["data_path"]:
-        options |= {
-            name: keys.text(name.replace("_", "-"))
-            for name in ("tokenizer_type", "tokenizer_model")
-        }
-    elif keys.flag("mock-data"):
-        keys.drop("tokenizer-type")
-    seq_len, optimizer = keys.count("seq-length"), OPTIMIZERS.get(str(keys.find("optimizer")), "")
-    keys.drop(*(("optimizer",) if optimizer else ()))
-    if not optimizer and (kept := keys.find("optimizer")) is not None:
-        keys.remarks.append(
-            f"{keys.name}: --optimizer {kept} is kept, but counted as AdamW, because this optimizer's memory and time are unknown"
-        )
-    if unread := [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]:
-        named = ", ".join(f"--{flag}" for flag in unread)
-        keys.remarks.append(
-            f"{keys.name}: {named} may be model sizes, but autotune ignores them; check the spec's model"
-        )
-    if keys.find("deepspeed") or keys.find("deepspeed-config"):
-        remark = "--deepspeed belongs to Megatron-DeepSpeed, but exports launch Megatron-LM; `autotune init` keeps the program as it is"
-        keys.remarks.append(f"{keys.name}: {remark}")
+    seq_len, optimizer = keys.count("seq-length"), _optimizer(keys)
+    keys.remarks += [f"{keys.name}: {remark}" for remark in _unread(keys)]
     return Reading(
         knobs=knobs,
         model=model,
@@ -140,7 +112,51 @@ def read(present: PresentConfiguration) -> Reading:
         unfused_attention=_is_unfused(keys),
         options=options,
         settings={**keys.left, **more},
-        remarks=(*remarks, *keys.remarks),
+        remarks=(*unset, *keys.remarks),
+    )
+
+
+def _of_script(present: PresentConfiguration) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(the command in a script, what the script does not set, in words)."""
+    name, text = next(iter(present.files.items()))
+    argv, unset, _ = command_of(text)
+    told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
+    used = [f"${variable}" for variable in unset if re.search(rf"\$\{{?{variable}\b", told)]
+    its = "its value" if len(used) == 1 else "their values"
+    return argv, notes_of((used, f"{name} does not set {', '.join(used)}; add {its} to the spec"))
+
+
+def _data_options(keys: KeyReader) -> dict[str, str | None]:
+    """The data, and its tokenizer; mock data need none."""
+    if path := _data_path(keys):
+        names = ("tokenizer_type", "tokenizer_model")
+        return {"data_path": path, **{name: keys.text(_flag(name)) for name in names}}
+    if keys.flag("mock-data"):
+        keys.drop("tokenizer-type")
+    return {}
+
+
+def _optimizer(keys: KeyReader) -> str:
+    kind = keys.find("optimizer")
+    if optimizer := OPTIMIZERS.get(str(kind), ""):
+        keys.drop("optimizer")
+    elif kind is not None:
+        keys.remarks.append(
+            f"{keys.name}: --optimizer {kind} is kept, but counted as AdamW, because this optimizer's memory and time are unknown"
+        )
+    return optimizer
+
+
+def _unread(keys: KeyReader) -> tuple[str, ...]:
+    """What is left and may matter, in words."""
+    sizes = [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]
+    named = ", ".join(f"--{flag}" for flag in sizes)
+    return notes_of(
+        (sizes, f"{named} may be model sizes, but autotune ignores them; check the spec's model"),
+        (
+            keys.find("deepspeed") or keys.find("deepspeed-config"),
+            "--deepspeed belongs to Megatron-DeepSpeed, but exports launch Megatron-LM; `autotune init` keeps the program as it is",
+        ),
     )
 
 

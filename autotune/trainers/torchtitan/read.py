@@ -27,13 +27,9 @@ from autotune.trainers.present_configuration import (
     parse_document,
 )
 from autotune.trainers.torchtitan.job_file import CONVERTERS
+from autotune.trainers.torchtitan.knobs import SCHEDULES
 
-SCHEDULES = {
-    "GPipe": "gpipe",
-    "1F1B": "1f1b",
-    "Interleaved1F1B": "interleaved_1f1b",
-    "InterleavedZeroBubble": "interleaved_zero_bubble",
-}
+READ_SCHEDULES = {theirs: ours for ours, theirs in SCHEDULES.items()}
 MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "none"}
 """knob value by the mode of activation_checkpoint; with a memory budget the compiler chooses"""
 RENAMED = {
@@ -247,7 +243,7 @@ def _pipeline(keys: KeyReader, pp: int, num_layers: int | None) -> dict[str, Any
     local = keys.count("training.local_batch_size")
     if pp == 1:
         return {"micro_batch_size": local}
-    schedule = keys.word("parallelism.pipeline_parallel_schedule", SCHEDULES, "1f1b")
+    schedule = keys.word("parallelism.pipeline_parallel_schedule", READ_SCHEDULES, "1f1b")
     micro = keys.positive("parallelism.pipeline_parallel_microbatch_size")
     per_stage = keys.count("parallelism.pipeline_parallel_layers_per_stage")
     stages = 2 if schedule.startswith("interleaved") else 1

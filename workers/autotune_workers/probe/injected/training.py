@@ -232,174 +232,222 @@ def compiled(seen: Seen) -> float:
 def watch(torch: Any, reports: Channel) -> Callable[[], Phases]:
     """Sets the hooks; called once torch is imported. Returns a function that gives the phases of this
     process. Raises what torch raises when it lacks a hook."""
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
     # ours are such hooks; that they fire once more is known here, and the program's output stays
     # its own
     warnings.filterwarnings(
         "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
     )
-    seen, steps = Seen(torch, reports), Steps(torch, reports)
-    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
+    hooks = _Hooks(torch, reports)
+    hooks.set()
+    atexit.register(hooks.finish)
+    model_facts.script_version()  # now, because a person may edit it while it runs
+    reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
+    return lambda: hooks.seen.phases
 
-    def look_at_weights() -> None:
-        if steps.count or seen.looks >= LOOKS_AT_WEIGHTS:
+
+class _Hooks:
+    """What torch calls around each pass and each optimizer step."""
+
+    def __init__(self, torch: Any, reports: Channel) -> None:
+        self._torch, self._reports = torch, reports
+        self.seen, self._steps = Seen(torch, reports), Steps(torch, reports)
+        self._profiler = self.seen.profile
+        is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+        self._compiling: Callable[[], bool] = is_compiling or (lambda: False)
+
+    def set(self) -> None:
+        """Sets them all."""
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._hook_modules()
+        self._wrap_backward()
+        _wrap_loaders(self._torch, self.seen)
+        register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._steps_now(optimizer))
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._stepped(optimizer))
+        _wrap_scaler(self._torch, self._steps, self._stepped)
+
+    def finish(self) -> None:
+        """At the end of the process: tells what is left."""
+        if os.getpid() == self.seen.pid:
+            if not self.seen.off:
+                self._steps.finish()
+            if self.seen.phases.thread:
+                self.seen.watch.end()
+
+    def _adopt(self, module: Any) -> bool:
+        """Whether this process, which was forked, is watched from now on."""
+        seen = self.seen
+        if seen.has_trained or seen.off or next(module.parameters(), None) is None:
+            return False
+        vars(seen).update(vars(Seen(self._torch, self._reports)), profile=self._profiler)
+        vars(self._steps).update(vars(Steps(self._torch, self._reports)))
+        seen.thread, seen.depth = threading.get_ident(), 1
+        return True
+
+    def _look_at_weights(self) -> None:
+        seen = self.seen
+        if self._steps.count or seen.looks >= LOOKS_AT_WEIGHTS:
             seen.sample = None
             return
         if seen.stepping:
             return
         seen.looks += 1
         try:
-            seen.changes += _changes_itself(torch, seen)
+            seen.changes += _changes_itself(self._torch, seen)
             if seen.changes >= CHANGES:
                 seen.looks = LOOKS_AT_WEIGHTS
-                reports.send("own_updates", error=OWN_UPDATES)
+                self._reports.send("own_updates", error=OWN_UPDATES)
         except Exception:  # weights that cannot be compared: nothing is known of them
             seen.looks = LOOKS_AT_WEIGHTS
 
-    def adopt(module: Any) -> bool:
-        """Whether this process, which was forked, is watched from now on."""
-        if seen.has_trained or seen.off or next(module.parameters(), None) is None:
-            return False
-        vars(seen).update(vars(Seen(torch, reports)), profile=profiler)
-        vars(steps).update(vars(Steps(torch, reports)))
-        seen.thread, seen.depth = threading.get_ident(), 1
-        return True
-
-    profiler = seen.profile
-    _hook_modules(torch, seen, compiling, reports, adopt)
-    _wrap_backward(torch, seen, compiling, look_at_weights, reports)
-    _wrap_loaders(torch, seen)
-
-    def trouble(error: BaseException) -> None:
-        seen.off = True
-        reports.send("trouble", error=repr(error)[:500])
-
-    def tell_facts() -> None:
+    def _tell_facts(self) -> None:
         """Steps are timed whether or not the model can be described."""
         try:
-            facts = model_facts.facts(torch, seen, steps.optimizers)
-            seen.pipelined = (facts.get("degrees") or {}).get("pp", 1) > 1
-            reports.send("facts", **facts)
+            facts = model_facts.facts(self._torch, self.seen, self._steps.optimizers)
+            self.seen.pipelined = (facts.get("degrees") or {}).get("pp", 1) > 1
+            self._reports.send("facts", **facts)
         except Exception as error:
-            reports.send("trouble", error="facts: " + repr(error)[:500])
+            self._reports.send("trouble", error="facts: " + repr(error)[:500])
 
-    def steps_now(optimizer: Any) -> None:
-        if not (compiling() or seen.off):
-            seen.stepping += 1
-            steps.begin(optimizer)
-            seen.phases.enter(OPTIMIZER)
-            profiler.enter(profile.OPTIMIZER)
+    def _steps_now(self, optimizer: Any) -> None:
+        if not (self._compiling() or self.seen.off):
+            self.seen.stepping += 1
+            self._steps.begin(optimizer)
+            self.seen.phases.enter(OPTIMIZER)
+            self._profiler.enter(profile.OPTIMIZER)
 
-    def stepped(optimizer: Any, skipped: bool = False) -> None:
+    def _stepped(self, optimizer: Any, skipped: bool = False) -> None:
+        seen = self.seen
         if not skipped:
             seen.stepping = max(0, seen.stepping - 1)
             seen.phases.leave(OPTIMIZER)
-            profiler.leave()
-        if compiling() or seen.off or os.getpid() != seen.pid:
+            self._profiler.leave()
+        if self._compiling() or seen.off or os.getpid() != seen.pid:
             return
         try:
-            if not steps.hear(seen, optimizer, skipped=skipped):
-                return
-            _look_at_allocations(torch, seen, reports)
-            seen.depth, seen.call, seen.worked, seen.entered = 0, None, False, None
-            for root in seen.roots.values():
-                root.step_ends()
-            seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
-            if steps.count in FACTS_AT:
-                tell_facts()
-            seen.exploring = steps.count < max(FACTS_AT)
-            seen.watch.paused = profiler.is_busy(steps.count)
-            seen_of_step = profiler.step(steps.count, pipelined=seen.pipelined)
-            if seen_of_step is not None:
-                reports.send("profile", rank=model_facts.rank_of(torch), **seen_of_step)
+            if self._steps.hear(seen, optimizer, skipped=skipped):
+                self._end_step()
         except Exception as error:
-            trouble(error)
+            seen.off = True
+            self._reports.send("trouble", error=repr(error)[:500])
 
-    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: steps_now(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer))
-    _wrap_scaler(torch, steps, stepped)
+    def _end_step(self) -> None:
+        torch, seen, count = self._torch, self.seen, self._steps.count
+        _look_at_allocations(torch, seen, self._reports)
+        seen.depth, seen.call, seen.worked, seen.entered = 0, None, False, None
+        for root in seen.roots.values():
+            root.step_ends()
+        seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
+        if count in FACTS_AT:
+            self._tell_facts()
+        seen.exploring = count < max(FACTS_AT)
+        seen.watch.paused = self._profiler.is_busy(count)
+        if told := self._profiler.step(count, pipelined=seen.pipelined):
+            self._reports.send("profile", rank=model_facts.rank_of(torch), **told)
 
-    def finish() -> None:
-        if os.getpid() == seen.pid:
-            if not seen.off:
-                steps.finish()
-            if seen.phases.thread:
-                seen.watch.end()
+    def _hook_modules(self) -> None:
+        torch, seen, reports, compiling = self._torch, self.seen, self._reports, self._compiling
+        from torch.nn.modules import module as modules
 
-    atexit.register(finish)
-    model_facts.script_version()  # now, because a person may edit it while it runs
-    reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
-    return lambda: seen.phases
+        is_grad_enabled, get_ident = torch.is_grad_enabled, threading.get_ident
 
-
-def _hook_modules(
-    torch: Any,
-    seen: Seen,
-    compiling: Callable[[], bool],
-    reports: Channel,
-    adopt: Callable[[Any], bool],
-) -> None:
-    from torch.nn.modules import module as modules
-
-    is_grad_enabled, get_ident = torch.is_grad_enabled, threading.get_ident
-
-    def before(module: Any, args: Any) -> None:
-        if compiling() or seen.off:
-            return
-        if get_ident() != seen.thread:
-            if seen.inside_backward:  # recomputed in a thread of the backward pass
+        def before(module: Any, args: Any) -> None:
+            if compiling() or seen.off:
+                return
+            if get_ident() != seen.thread:
+                if seen.inside_backward:  # recomputed in a thread of the backward pass
+                    seen.repeated += 1
+                    return
+                if seen.has_trained or not is_grad_enabled():
+                    return
+                seen.thread, seen.depth = get_ident(), 0
+            seen.depth += 1
+            if seen.inside_backward:
                 seen.repeated += 1
                 return
-            if seen.has_trained or not is_grad_enabled():
+            if seen.depth > 1 and not (
+                seen.exploring or (seen.call is not None and seen.call.is_open)
+            ):
                 return
-            seen.thread, seen.depth = get_ident(), 0
-        seen.depth += 1
-        if seen.inside_backward:
-            seen.repeated += 1
-            return
-        if seen.depth > 1 and not (seen.exploring or (seen.call is not None and seen.call.is_open)):
-            return
-        try:
-            if seen.depth == 1:
-                trains = module.training and is_grad_enabled()
-                if os.getpid() == seen.pid or (trains and adopt(module)):
-                    if trains:
-                        _outermost(torch, seen, module, args)
-                    seen.entered = FORWARD if trains else EVALUATION
-                    seen.phases.enter(seen.entered)
-            elif is_grad_enabled():
-                _inside(torch, seen, module, args)
-        except Exception:
-            seen.off = True
-
-    def after(module: Any, args: Any, out: Any) -> None:
-        if compiling() or seen.off or get_ident() != seen.thread:
-            return
-        if seen.depth > 0:
-            seen.depth -= 1
-        if seen.depth:
-            return
-        if out is None and not seen.inside_backward:
-            _tell_memory(reports, sys.exc_info()[1], "a forward pass")
-        call, seen.call = seen.call, None
-        if call is not None:
             try:
-                call.ends(torch, out)
+                if seen.depth == 1:
+                    trains = module.training and is_grad_enabled()
+                    if os.getpid() == seen.pid or (trains and self._adopt(module)):
+                        if trains:
+                            _outermost(torch, seen, module, args)
+                        seen.entered = FORWARD if trains else EVALUATION
+                        seen.phases.enter(seen.entered)
+                elif is_grad_enabled():
+                    _inside(torch, seen, module, args)
             except Exception:
                 seen.off = True
-        if seen.entered is not None:
-            seen.phases.leave(seen.entered)
-            seen.entered = None
 
-    modules.register_module_forward_pre_hook(before)
-    try:
-        modules.register_module_forward_hook(after, always_call=True)
-    except TypeError:  # an older torch: what raises is counted as still open until the next step
-        modules.register_module_forward_hook(after)
+        def after(module: Any, args: Any, out: Any) -> None:
+            if compiling() or seen.off or get_ident() != seen.thread:
+                return
+            if seen.depth > 0:
+                seen.depth -= 1
+            if seen.depth:
+                return
+            if out is None and not seen.inside_backward:
+                _tell_memory(reports, sys.exc_info()[1], "a forward pass")
+            call, seen.call = seen.call, None
+            if call is not None:
+                try:
+                    call.ends(torch, out)
+                except Exception:
+                    seen.off = True
+            if seen.entered is not None:
+                seen.phases.leave(seen.entered)
+                seen.entered = None
+
+        modules.register_module_forward_pre_hook(before)
+        try:
+            modules.register_module_forward_hook(after, always_call=True)
+        except (
+            TypeError
+        ):  # an older torch: what raises is counted as still open until the next step
+            modules.register_module_forward_hook(after)
+
+    def _wrap_backward(self) -> None:
+        torch, seen, reports, compiling = self._torch, self.seen, self._reports, self._compiling
+        run, run_grad = torch.autograd.backward, torch.autograd.grad
+
+        @functools.wraps(run)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if compiling() or seen.off:
+                return run(*args, **kwargs)
+            if not seen.inside_backward:
+                if threading.get_ident() != seen.thread:  # the other one only tried the model
+                    seen.thread, seen.depth, seen.call = threading.get_ident(), 0, None
+                seen.backwards += 1
+                seen.has_trained = True
+                seen.worked = seen.ever_worked = True
+                if not seen.graph.names:
+                    try:
+                        seen.graph.read(args[0] if args else kwargs.get("tensors"))
+                    except Exception:
+                        seen.graph.names = ["unknown"]
+            try:
+                with _backward_pass(seen, reports):
+                    return run(*args, **kwargs)
+            finally:
+                if not seen.inside_backward:
+                    self._look_at_weights()
+
+        @functools.wraps(run_grad)
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            """A part of a backward pass, as for a penalty, or the program's own pass: only its time
+            counts."""
+            if compiling() or seen.off or threading.get_ident() != seen.thread:
+                return run_grad(*args, **kwargs)
+            with _backward_pass(seen, reports):
+                return run_grad(*args, **kwargs)
+
+        torch.autograd.backward, torch.autograd.grad = backward, grad
 
 
 def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
@@ -475,49 +523,6 @@ def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
 def _is_capturing(torch: Any) -> bool:
     """Whether a CUDA graph is recorded, in which nothing may wait for the device."""
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
-def _wrap_backward(
-    torch: Any,
-    seen: Seen,
-    compiling: Callable[[], bool],
-    after_pass: Callable[[], object],
-    reports: Channel,
-) -> None:
-    run, run_grad = torch.autograd.backward, torch.autograd.grad
-
-    @functools.wraps(run)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or seen.off:
-            return run(*args, **kwargs)
-        if not seen.inside_backward:
-            if threading.get_ident() != seen.thread:  # the other one only tried the model
-                seen.thread, seen.depth, seen.call = threading.get_ident(), 0, None
-            seen.backwards += 1
-            seen.has_trained = True
-            seen.worked = seen.ever_worked = True
-            if not seen.graph.names:
-                try:
-                    seen.graph.read(args[0] if args else kwargs.get("tensors"))
-                except Exception:
-                    seen.graph.names = ["unknown"]
-        try:
-            with _backward_pass(seen, reports):
-                return run(*args, **kwargs)
-        finally:
-            if not seen.inside_backward:
-                after_pass()
-
-    @functools.wraps(run_grad)
-    def grad(*args: Any, **kwargs: Any) -> Any:
-        """A part of a backward pass, as for a penalty, or the program's own pass: only its time
-        counts."""
-        if compiling() or seen.off or threading.get_ident() != seen.thread:
-            return run_grad(*args, **kwargs)
-        with _backward_pass(seen, reports):
-            return run_grad(*args, **kwargs)
-
-    torch.autograd.backward, torch.autograd.grad = backward, grad
 
 
 @contextlib.contextmanager
