@@ -159,11 +159,7 @@ class Verl(PostTrainer):
         """By dotted paths."""
         generating = int(rl_value(rl, c, "rollout_gpus"))
         nodes, per_node = grid(workload, c.world_size)
-        tokens, before = (
-            int(rl_value(rl, c, "micro_batch_tokens")),
-            int(rl_value(rl, c, "log_prob_micro_batch_tokens")),
-        )
-        offload, settings = rl_value(rl, c, "phase_offload"), options[SETTINGS.name]
+        settings = options[SETTINGS.name]
         found: dict[str, Any] = {
             "hydra.searchpath": ["pkg://verl.trainer.config"],
             "defaults": [
@@ -179,7 +175,7 @@ class Verl(PostTrainer):
             f"{ACTOR}.strategy": rl.engine,
             f"{ACTOR}.ppo_mini_batch_size": rl.mini_batch // rl.responses,
             f"{ACTOR}.ppo_epochs": rl.epochs,
-            f"{ACTOR}.use_dynamic_bsz": tokens > 0,
+            f"{ACTOR}.use_dynamic_bsz": rl_value(rl, c, "micro_batch_tokens") > 0,
             f"{ACTOR}.use_kl_loss": rl.reference and not at_path(settings, KL_IN_REWARD),
             f"{ACTOR}.optim.lr": options["learning_rate"],
             f"{ROLLOUT}.name": "vllm",
@@ -195,42 +191,20 @@ class Verl(PostTrainer):
             if rl.rollout is None or rl.rollout.sleeps
             else False,
         }
-        if workload.peft is not None and not any(
-            at_path(settings, key) for key in (f"{MODEL}.lora", ADAPTERS)
-        ):
+        has_own_adapters = any(at_path(settings, key) for key in (f"{MODEL}.lora", ADAPTERS))
+        if workload.peft is not None and not has_own_adapters:
             found |= {
                 f"{MODEL}.lora_rank": workload.peft.rank,
                 f"{MODEL}.target_modules": written_modules(workload.peft),
             }
-        if tokens:
-            found[f"{ACTOR}.{TOKENS}"] = tokens
-            found |= {f"{part}.{LOG_PROB_TOKENS}": before or tokens for part in (ROLLOUT, REF)}
-        else:
-            found[f"{ACTOR}.{SEQUENCES}"] = c.micro_batch_size
-            found |= {
-                f"{part}.{FORWARD}_per_gpu": c.micro_batch_size
-                for part in (ROLLOUT, REF)
-                if not at_path(settings, f"{part}.{FORWARD}")
-            }
+        roles = (ACTOR,) if rl.critic is None else (ACTOR, CRITIC)
         if rl.critic is not None:
-            if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(settings):
-                raise ExportError(
-                    "the critic's model differs from the policy's, but the critic's weights are not set",
-                    remedy="set the critic's weights in the trainer's settings, as {critic: {model: {path: ...}}}",
-                    field="settings",
-                )
-            found[f"{CRITIC}.model.path"] = options["model"]
-            if tokens:
-                found |= {f"{CRITIC}.{TOKENS}": tokens, f"{CRITIC}.{BEFORE}": before or tokens}
-            else:
-                found[f"{CRITIC}.{SEQUENCES}"] = c.micro_batch_size
-            found[f"{CRITIC}.model.use_remove_padding"] = not rl.padded
+            found |= _critic(workload, rl, options)
+        found |= _micro_batches(rl, c, settings, roles)
         if c.offload == "optimizer":
             found |= OPTIMIZER_ON_HOST
-        is_reference_away = rl.reference and rl.reference_offload
-        found[f"{REF}.{ENGINE[ACTOR][rl.engine]}.param_offload"] = (
-            True if is_reference_away else None
-        )
+        is_reference_away = True if rl.reference and rl.reference_offload else None
+        found[f"{REF}.{ENGINE[ACTOR][rl.engine]}.param_offload"] = is_reference_away
         if generating:
             found |= {
                 "actor_rollout_ref.hybrid_engine": False, f"{ROLLOUT}.checkpoint_engine.backend": SENDS,
@@ -238,7 +212,8 @@ class Verl(PostTrainer):
                 "trainer.v1.sampler.max_off_policy_threshold": 1 + int(rl_value(rl, c, "staleness")),
                 f"{ROLLOUT}.nnodes": generating // workload.cluster.gpus_per_node, f"{ROLLOUT}.n_gpus_per_node": workload.cluster.gpus_per_node,
             }  # fmt: skip
-        for role in (ACTOR,) if rl.critic is None else (ACTOR, CRITIC):
+        offload = rl_value(rl, c, "phase_offload")
+        for role in roles:
             where = f"{role}.{ENGINE[role][rl.engine]}"
             found[f"{where}.param_offload"] = offload == "all"
             found[f"{where}.optimizer_offload"] = offload != "none"
@@ -258,6 +233,41 @@ class Verl(PostTrainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, and how long it trains."""
         return read.with_epochs(super().read_config(present))
+
+
+def _critic(workload: Workload, rl: PostTraining, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The critic's weights, which are the policy's where nothing else is said."""
+    is_other = rl.critic != workload.model
+    if is_other and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
+        raise ExportError(
+            "the critic's model differs from the policy's, but the critic's weights are not set",
+            remedy="set the critic's weights in the trainer's settings, as {critic: {model: {path: ...}}}",
+            field="settings",
+        )
+    return {
+        f"{CRITIC}.model.path": options["model"],
+        f"{CRITIC}.model.use_remove_padding": not rl.padded,
+    }
+
+
+def _micro_batches(
+    rl: PostTraining, c: ParallelConfig, settings: Mapping[str, Any], roles: Sequence[str]
+) -> dict[str, Any]:
+    """How large micro-batches are: in tokens, or in sequences."""
+    names = ("micro_batch_tokens", "log_prob_micro_batch_tokens")
+    tokens, before = (int(rl_value(rl, c, name)) for name in names)
+    if tokens:
+        of_critic = {f"{CRITIC}.{BEFORE}": before or tokens} if CRITIC in roles else {}
+        return {
+            **{f"{role}.{TOKENS}": tokens for role in roles},
+            **{f"{part}.{LOG_PROB_TOKENS}": before or tokens for part in (ROLLOUT, REF)},
+            **of_critic,
+        }
+    forward = [part for part in (ROLLOUT, REF) if not at_path(settings, f"{part}.{FORWARD}")]
+    return {
+        **{f"{role}.{SEQUENCES}": c.micro_batch_size for role in roles},
+        **{f"{part}.{FORWARD}_per_gpu": c.micro_batch_size for part in forward},
+    }
 
 
 def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
