@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
+from autotune.spec.texts.as_text import notes_of
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked
 from autotune.trainers.provenance_comments import comments
 from autotune.whole_files import whole_file
@@ -162,34 +163,32 @@ class Launch:
         """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are
         files. A job on several nodes is started by running the same script on each node, with the
         variables that it asks for."""
+        runs_in, is_here = f"cd {shlex.quote(self.cwd)}", self.cwd in ("", ".")
+        words = [(" \\\n  " if word.startswith("-") else " ") + _quoted(word) for word in self.argv]
         lines = [
             "#!/bin/sh",
             *(f"# {line}" for line in comments(self.tuned)),
             "# Written by autotune export; this script's arguments are appended to the command.",
             "set -e",
+            *notes_of(
+                (self._uses(NODE_RANK), ': "${NODE_RANK:?set this to the node number, from 0}"'),
+                (self._uses(MASTER_ADDR), ': "${MASTER_ADDR:?set this to the address of node 0}"'),
+                (self._uses(MASTER_PORT), f': "${{MASTER_PORT:={DEFAULT_PORT}}}"'),
+                *(
+                    (
+                        value == FROM_ENVIRONMENT,
+                        f': "${{{name}:?set this variable, which the study takes from the environment}}"',
+                    )
+                    for name, value in self.env.items()
+                ),
+                (self._uses(FOLDER), 'here=$(cd "$(dirname "$0")" && pwd)'),
+                (not is_here, runs_in),
+                (self.files and not self.cwd, 'cd "$(dirname "$0")"'),
+            ),
+            *(f"# {line}" for note in self.notes for line in note.splitlines()),
+            *(f"export {variable}" for variable in self._variables),
+            "exec" + "".join(words) + ' "$@"',
         ]
-        if self._uses(NODE_RANK):
-            lines.append(': "${NODE_RANK:?set this to the node number, from 0}"')
-        if self._uses(MASTER_ADDR):
-            lines.append(': "${MASTER_ADDR:?set this to the address of node 0}"')
-        if self._uses(MASTER_PORT):
-            lines.append(f': "${{MASTER_PORT:={DEFAULT_PORT}}}"')
-        taken = [name for name, value in self.env.items() if value == FROM_ENVIRONMENT]
-        lines += [
-            f': "${{{name}:?set this variable, which the study takes from the environment}}"'
-            for name in taken
-        ]
-        if self._uses(FOLDER):
-            lines.append('here=$(cd "$(dirname "$0")" && pwd)')
-        if self.cwd not in ("", "."):
-            lines.append(f"cd {shlex.quote(self.cwd)}")
-        elif self.files and not self.cwd:
-            lines.append('cd "$(dirname "$0")"')
-        for note in self.notes:
-            lines.extend(f"# {line}" for line in note.splitlines())
-        lines += [f"export {variable}" for variable in self._variables]
-        words = [(" \\\n  " if word.startswith("-") else " ") + _quoted(word) for word in self.argv]
-        lines.append("exec" + "".join(words) + ' "$@"')
         return "\n".join(lines) + "\n"
 
 

@@ -61,21 +61,16 @@ def read(present: PresentConfiguration) -> Reading:
         "compile": keys.find("dynamo_config.dynamo_backend") == "INDUCTOR",
         **program.knobs,
     }
-    if knobs["compile"]:
-        keys.drop("dynamo_config.dynamo_backend")
+    keys.drop_equal({"dynamo_config.dynamo_backend": "INDUCTOR"})
     # in the file only where DeepSpeed runs it; there the program's own says the same
     accumulation = keys.count("deepspeed_config.gradient_accumulation_steps")
     knobs["accumulation_steps"] = knobs.get("accumulation_steps") or accumulation
     if recompute:
         knobs["recompute"] = "full"
-    for degree in (
+    keys.drop(
         "parallelism_config.parallelism_config_dp_shard_size",
-        "num_machines",
-        "machine_rank",
-        "rdzv_backend",
-        "same_network",
-    ):
-        keys.drop(degree)
+        *("num_machines", "machine_rank", "rdzv_backend", "same_network"),
+    )
     if (replicas := keys.positive("parallelism_config.parallelism_config_dp_replicate_size")) > 1:
         knobs["dp_replicas"] = replicas
     options = dict(program.options)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.torchrun import Placement
 from autotune.trainers.base.trainer_option import Option
 from autotune.trainers.launch_files import SCRIPT, Launch
@@ -76,8 +77,7 @@ class Shell(Scheduler):
         self, launch: Launch, placement: Placement, options: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """How the nodes differ."""
-        if not launch.is_spread:
-            return ()
-        return (
+        return notes_of((
+            launch.is_spread,
             f"start launch.sh on {placement.nnodes} nodes, with NODE_RANK from 0 to {placement.nnodes - 1} and MASTER_ADDR set to node 0's address",
-        )
+        ))  # fmt: skip
