@@ -23,6 +23,7 @@ from autotune.spec.texts.as_text import (
     format_duration,
     format_gain,
     format_mfu,
+    notes_of,
     two_digits,
 )
 
@@ -145,15 +146,16 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     risk = float(estimate.oom_probability)
     memory = f"{format_bytes(float(estimate.peak_memory_bytes))} ({format_bytes(float(estimate.peak_memory_low_bytes))} to {format_bytes(float(estimate.peak_memory_high_bytes))})"
     low_risk, high_risk = AT_THE_LIMIT
-    word = "at the memory limit"
-    if risk < low_risk:
-        word = "fits"
-    elif risk > high_risk:
-        word = "does not fit"
-    if review.is_upper_bound and risk > 0.4:
-        word = "may not fit"
+    words = (
+        (review.is_lower_bound and risk <= high_risk, "may fit"),
+        (review.is_upper_bound and risk > 0.4, "may not fit"),
+        (risk < low_risk, "fits"),
+        (risk > high_risk, "does not fit"),
+        (True, "at the memory limit"),
+    )
+    word = notes_of(*words)[0]
     if review.is_lower_bound and risk <= high_risk:
-        word, memory = "may fit", f"at least {memory}"
+        memory = f"at least {memory}"
     limit = format_bytes(gpu.memory_bytes)
     if review.observed is None:
         most = "up to " if review.is_upper_bound and risk >= 0.005 else ""

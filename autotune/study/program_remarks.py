@@ -4,35 +4,41 @@ comes in bursts or was too long to be read, files that trials replace."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.ports import ProgramSeen
+from autotune.spec.texts.as_text import notes_of
 
 SHOWN = 5
 """files that are named"""
 
 
-def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
+def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> tuple[str, ...]:
     """Each with what follows of it."""
-    if seen.witness:
-        yield f"{seen.witness}; the probe is used"
-    if seen.together > 1:
-        yield (
-            f"lines of up to {seen.together} steps arrive at once (the output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step"
-        )
-    yield from seen.remarks
-    if seen.left_out:
-        yield f"left out of the program's log: {seen.left_out}"
-    if seen.troubles:
-        yield f"the probe ended early ({seen.troubles[0]}), so step times may come from the log"
-    if seen.lost:
-        yield f"check these existing files: {'; '.join(seen.lost)}"
     existing = {path: file for path, file in seen.files.items() if file["existed"]}
-    if existing and not keeps_outputs:
-        kept = all(file["kept"] for file in existing.values())
-        what = "the files are restored after each trial" if kept else "the files were not restored"
-        yield f"the program writes to existing files: {listed(existing)}; {what}"
+    kept = all(file["kept"] for file in existing.values())
+    what = "the files are restored after each trial" if kept else "the files were not restored"
+    trouble = "".join(seen.troubles[:1])
+    return (
+        *notes_of(
+            (seen.witness, f"{seen.witness}; the probe is used"),
+            (
+                seen.together > 1,
+                f"lines of up to {seen.together} steps arrive at once (the output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step",
+            ),
+        ),
+        *seen.remarks,
+        *notes_of(
+            (seen.left_out, f"left out of the program's log: {seen.left_out}"),
+            (trouble, f"the probe ended early ({trouble}), so step times may come from the log"),
+            (seen.lost, f"check these existing files: {'; '.join(seen.lost)}"),
+            (
+                existing and not keeps_outputs,
+                f"the program writes to existing files: {listed(existing)}; {what}",
+            ),
+        ),
+    )
 
 
 def listed(files: Mapping[str, Mapping[str, Any]]) -> str:

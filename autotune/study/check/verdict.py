@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -70,26 +70,13 @@ def verdict_of(check: ProgramCheck) -> Verdict:
     failure = check.failure
     if check.interrupted:
         return Verdict(ready=False, message="the check was interrupted")
-    if failure is None and (check.differences or check.replaced):
-        return Verdict(
-            ready=False,
-            message=_ready(check).replace("ready: ", "", 1),
-            remedy="; ".join([*_files(check), *check.differences]),
-        )
-    if failure is None and CLOCK in check.doubts:
-        return Verdict(
-            ready=False,
-            message=_ready(check).replace("ready: ", "", 1),
-            remedy="; ".join(check.doubts),
-        )
-    if failure is None and (why := continues(check)):
-        return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
-    if failure is None and (why := uncounted(check)):
-        return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None:
-        return Verdict(
-            ready=True, message=_ready(check), remedy="; ".join([*check.doubts, *_remarks(check)])
-        )
+        ran = _ready(check)
+        if faults := _faults(check):
+            return Verdict(
+                ready=False, message=ran.removeprefix("ready: "), remedy="; ".join(faults)
+            )
+        return Verdict(ready=True, message=ran, remedy="; ".join([*check.doubts, *_remarks(check)]))
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return Verdict(
             ready=False,
@@ -105,6 +92,16 @@ def verdict_of(check: ProgramCheck) -> Verdict:
         message=_failed("the program failed before its first step", failure),
         remedy=_remedy(failure),
     )
+
+
+def _faults(check: ProgramCheck) -> Sequence[str]:
+    """What to do about a program that ran and is not ready; empty where it is."""
+    if check.differences or check.replaced:
+        return [*_files(check), *check.differences]
+    if CLOCK in check.doubts:
+        return check.doubts
+    why = continues(check) or uncounted(check)
+    return [why] if why else []
 
 
 def _ready(check: ProgramCheck) -> str:
