@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.families import FAMILIES
 from autotune.spec.hugging_face.figures import figures_of
-from autotune.spec.post_training import RL_KNOBS
+from autotune.spec.post_training import RL_KNOBS, PostTraining
 from autotune.trainers.base.abilities import UNCOMMON_SHAPES, Abilities
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.torchrun import Placement
@@ -57,16 +57,15 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     but the knobs that only the former have."""
     rl = workload.rl
     if rl is None:
-        named = [name for name in c.extra if name in RL_KNOBS]
         message = (
             "this knob is for sequences of unequal length, but all sequences have seq_len tokens"
         )
         remedy = "describe unequal lengths under `rl` or workload.lengths"
-        return broken(
-            workload,
-            c,
-            *(Rule(True, name, message, remedy=remedy, value=c.extra[name]) for name in named),
-        )
+        return [
+            Limit(knob=name, value=value, message=message, remedy=remedy)
+            for name, value in c.extra.items()
+            if name in RL_KNOBS
+        ]
     reason = "but micro-batches have unequal lengths"
     offload = c.extra.get("phase_offload", rl.phase_offload)
     ours = "the built-in decoder packs sequences, but this model is built by its own code"
@@ -81,14 +80,19 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(workload.model.code is not None, "model.code", ours, value=workload.model.name, remedy="describe the model by its shape"),
         Rule(rl.critic is not None, "workload.rl.critic", "the loop trains only one model", value="ppo", remedy="use algorithm grpo, or trainer verl, nemo_rl or openrlhf"),
         Rule(offload != "none", "phase_offload", "weights and optimizer states stay on the rank's device", value=offload, remedy="use phase_offload=none"),
-        Rule(
-            c.global_batch_size != rl.mini_batch,
-            "accumulation_steps",
-            f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {c.global_batch_size}",
-            remedy="make this product equal prompts * responses / mini_batches",
-            value=c.accumulation_steps,
-        ),
+        step_rule(rl, c),
     )  # fmt: skip
+
+
+def step_rule(rl: PostTraining, c: ParallelConfig) -> Rule:
+    """A config's optimizer step has as many sequences as a step of the workload."""
+    return Rule(
+        c.global_batch_size != rl.mini_batch,
+        "accumulation_steps",
+        f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {c.global_batch_size}",
+        remedy="make this product equal prompts * responses / mini_batches",
+        value=c.accumulation_steps,
+    )
 
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:

@@ -52,20 +52,13 @@ def with_own_outputs(launch: Launch) -> Launch:
     words, told = list(launch.argv), []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if not _is_output(name, is_option=name.startswith("-"), has_value=bool(equals)):
-            continue
         if not equals:
-            value = words[place + 1] if place + 1 < len(words) else "-"
-            if value.startswith("-"):
+            value = next(iter(words[place + 1 : place + 2]), "-")
+            if not name.startswith("-") or value.startswith("-"):
                 continue
-        if FOLDER in value or not _is_path(name, value):
-            continue
-        own = _own(name)
-        if equals:
-            words[place] = f"{name}={own}"
-        else:
-            words[place + 1] = own
-        told.append(name)
+        if _is_own(name, value):
+            words[place if equals else place + 1] = f"{name}={_own(name)}" if equals else _own(name)
+            told.append(name)
     if (
         LIGHTNING_CLI not in told
         and "fit" in words
@@ -120,11 +113,7 @@ def _told(node: Any, path: str, told: list[str]) -> Any:
 def _is_own(name: str, value: str) -> bool:
     """Whether it names an output, by a value that a trial may replace: a path, not the word of a
     choice."""
-    return (
-        FOLDER not in value
-        and _is_path(name, value)
-        and _is_output(name, is_option=True, has_value=True)
-    )
+    return FOLDER not in value and _is_path(name, value) and _is_output(name)
 
 
 def _is_path(name: str, value: str) -> bool:
@@ -142,8 +131,6 @@ def _plain(name: str) -> str:
     return name.lstrip("-+").replace("-", "_")
 
 
-def _is_output(name: str, *, is_option: bool, has_value: bool) -> bool:
+def _is_output(name: str) -> bool:
     plain = _plain(name).lower()
-    if not is_option and not has_value:
-        return False
     return plain in HYDRA or plain.rsplit(".", 1)[-1] in OUTPUT_OPTIONS

@@ -18,9 +18,10 @@ from autotune.spec import KNOBS, ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS, PostTraining
 from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.effective import effective
-from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.limit import Limit, broken
 from autotune.trainers.base.trainer import Trainer, needs
 from autotune.trainers.base.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
+from autotune.trainers.base.workload_limits import step_rule
 from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.documents.shell_words import commands_of
 from autotune.trainers.launch_files import INTERPRETER, Launch
@@ -94,31 +95,18 @@ class PostTrainer(Trainer):
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
         """A workload of another kind, an engine that it has not, and what the engine cannot do."""
-        rl, c = workload.rl, effective(config)
+        rl, c, engines = workload.rl, effective(config), " or ".join(sorted(self.engines))
         if rl is None or rl.algorithm == "sft":
             message = f"{self.name} is a post-training program, but the workload has no `rl`"
             remedy = "describe a step under `rl`, or use another trainer"
-            return tuple(
-                broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none"))
-            )
+            return (Limit(knob="workload.rl", value="none", message=message, remedy=remedy),)
         if rl.engine not in self.engines:
-            message = f"{self.name}'s training engines are {' or '.join(sorted(self.engines))}"
-            remedy = f"set rl.engine to {' or '.join(sorted(self.engines))}, and tune that engine"
-            return tuple(
-                broken(
-                    workload,
-                    c,
-                    Rule(True, "workload.rl.engine", message, remedy=remedy, value=rl.engine),
-                )
+            message = f"{self.name}'s training engines are {engines}"
+            remedy = f"set rl.engine to {engines}, and tune that engine"
+            return (
+                Limit(knob="workload.rl.engine", value=rl.engine, message=message, remedy=remedy),
             )
-        of_step = Rule(
-            config.global_batch_size != rl.mini_batch,
-            "accumulation_steps",
-            f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {config.global_batch_size}",
-            remedy="make this product equal prompts * responses / mini_batches",
-            value=config.accumulation_steps,
-        )
-        return (*self.engine_limits(workload, rl, c), *broken(workload, c, of_step))
+        return (*self.engine_limits(workload, rl, c), *broken(workload, c, step_rule(rl, c)))
 
     @abstractmethod
     def engine_limits(
