@@ -31,6 +31,7 @@ from autotune.reviews.answer import Review
 from autotune.reviews.lines import edited
 from autotune.reviews.reviewing import review_texts
 from autotune.reviews.words import gain_words
+from autotune.trainers.present_configuration import section
 
 PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 """annotation that names the plugin"""
@@ -82,7 +83,7 @@ def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommende
         or job.get("kind") != "TrainJob"
     ):
         return Recommended((), "a TrainJob can be changed only at creation")
-    annotations = _mapping(_mapping(job.get("metadata")).get("annotations"))
+    annotations = section(job, "metadata.annotations")
     if annotations.get(PLUGIN) != NAME:
         return Recommended((), "")
     try:
@@ -136,7 +137,7 @@ def _text(job: Mapping[str, Any]) -> str:
 def _added(job: dict[str, Any], options: tuple[str, ...]) -> bool:
     """Appends options to the words of the job's container; False where they cannot be appended, as
     behind a script of a shell."""
-    trainer = _mapping(_mapping(job.get("spec")).get("trainer"))
+    trainer: Any = section(job, "spec.trainer")
     key = next((key for key in reversed(_WORDS) if trainer.get(key)), None)
     first = str((trainer.get("command") or trainer.get("args") or [""])[0]).rpartition("/")[2]
     if options and (
@@ -177,7 +178,3 @@ def _why(found: Review) -> str:
         for name, (old, new) in edit.changes.items()
     )
     return f"{changes}: predicted {gain_words(found.together.gain)} in tokens/s"
-
-
-def _mapping(value: Any) -> Any:
-    return value if isinstance(value, dict) else {}

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import yaml
 
 from autotune.onboarding.launch.launch_script import started_by
+from autotune.trainers.present_configuration import at_path, section
 
 KINDS = ("TrainJob", "PyTorchJob", "JobSet", "RayJob", "Job", "Pod")
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
@@ -67,57 +69,48 @@ def _documents(text: str) -> list[Mapping[str, Any]]:
 
 
 def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:
-    spec = _mapping(document.get("spec"))
+    spec = section(document, "spec")
     match document.get("kind"):
         case "TrainJob":
-            trainer = _mapping(spec.get("trainer"))
-            per_node = trainer.get("numProcPerNode")
-            asked = _gpus(_mapping(trainer.get("resourcesPerNode")))
+            trainer = section(spec, "trainer")
+            per_node, asked = trainer.get("numProcPerNode"), _gpus(trainer, "resourcesPerNode")
             count = per_node if isinstance(per_node, int) else asked
-            yield _pod(
-                trainer, _count(trainer.get("numNodes")), per_node=count, gpus=asked or count
-            )
+            nodes = _count(trainer.get("numNodes"))
+            yield _pod(trainer, nodes, per_node=count, gpus=asked or count)
         case "PyTorchJob":
-            replicas = _mapping(spec.get("pytorchReplicaSpecs"))
-            nodes = sum(_count(_mapping(each).get("replicas")) for each in replicas.values())
-            per_node = spec.get("nprocPerNode")
-            for each in replicas.values():
-                for container in _containers(_mapping(_mapping(each).get("template"))):
-                    asked = _gpus(_mapping(container.get("resources")))
-                    count = int(str(per_node)) if str(per_node).isdecimal() else None
-                    # PET_NPROC_PER_NODE is set for torchrun: to nprocPerNode, else ("auto") to the
-                    # GPUs of a pod; a plain command is one process
-                    ranks = count or (asked if _starts_by_torchrun(container) else None)
-                    yield _pod(
-                        container,
-                        nodes,
-                        gpus=asked or count,
-                        per_node=ranks if _starts_by_torchrun(container) else None,
-                    )
+            replicas, per_node = section(spec, "pytorchReplicaSpecs"), str(spec.get("nprocPerNode"))
+            nodes = sum(_count(at_path(each, "replicas")) for each in replicas.values())
+            count = int(per_node) if per_node.isdecimal() else None
+            for container in chain.from_iterable(
+                _containers(section(each, "template")) for each in replicas.values()
+            ):
+                # PET_NPROC_PER_NODE is set for torchrun: to nprocPerNode, else ("auto") to the
+                # GPUs of a pod; a plain command is one process
+                asked, by_torchrun = _gpus(container), _starts_by_torchrun(container)
+                ranks = (count or asked) if by_torchrun else None
+                yield _pod(container, nodes, gpus=asked or count, per_node=ranks)
         case "JobSet":
             for each in spec.get("replicatedJobs") or ():
-                job = _mapping(_mapping(_mapping(each).get("template")).get("spec"))
-                nodes = _count(_mapping(each).get("replicas")) * _count(job.get("parallelism"))
-                for container in _containers(_mapping(job.get("template"))):
-                    yield _pod(container, nodes, gpus=_gpus(_mapping(container.get("resources"))))
+                job = section(each, "template.spec")
+                nodes = _count(at_path(each, "replicas")) * _count(job.get("parallelism"))
+                yield from (_pod(it, nodes) for it in _containers(section(job, "template")))
         case "RayJob":
             entry = spec.get("entrypoint")
             if isinstance(entry, str):
                 yield _Pod(("bash", "-c", entry), (), 1, None, None)
         case "Job":
-            for container in _containers(_mapping(spec.get("template"))):
-                yield _pod(
-                    container,
-                    _count(spec.get("parallelism")),
-                    gpus=_gpus(_mapping(container.get("resources"))),
-                )
+            nodes = _count(spec.get("parallelism"))
+            yield from (_pod(it, nodes) for it in _containers(section(spec, "template")))
         case "Pod":
-            for container in _containers(document):
-                yield _pod(container, 1, gpus=_gpus(_mapping(container.get("resources"))))
+            yield from (_pod(it, 1) for it in _containers(document))
 
 
 def _pod(
-    container: Mapping[str, Any], nodes: int, *, gpus: int | None, per_node: int | None = None
+    container: Mapping[str, Any],
+    nodes: int,
+    *,
+    gpus: int | None = None,
+    per_node: int | None = None,
 ) -> _Pod:
     words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
     env = [
@@ -125,7 +118,7 @@ def _pod(
         for each in container.get("env") or ()
         if isinstance(each, Mapping) and "name" in each and "value" in each
     ]
-    return _Pod(tuple(words), tuple(env), nodes, gpus, per_node)
+    return _Pod(tuple(words), tuple(env), nodes, gpus or _gpus(container), per_node)
 
 
 def _starts_by_torchrun(container: Mapping[str, Any]) -> bool:
@@ -161,14 +154,14 @@ def _script(pod: _Pod) -> str:
 
 
 def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for each in _mapping(template.get("spec")).get("containers") or ():
-        yield _mapping(each)
+    for each in section(template, "spec").get("containers") or ():
+        yield each if isinstance(each, Mapping) else {}
 
 
-def _gpus(resources: Mapping[str, Any]) -> int | None:
+def _gpus(container: Mapping[str, Any], resources: str = "resources") -> int | None:
     for part in ("limits", "requests"):
         for name in GPU_RESOURCES:
-            value = str(_mapping(resources.get(part)).get(name, ""))
+            value = str(section(container, f"{resources}.{part}").get(name, ""))
             if value.isdecimal() and int(value):
                 return int(value)
     return None
@@ -176,7 +169,3 @@ def _gpus(resources: Mapping[str, Any]) -> int | None:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 1
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -142,6 +142,12 @@ def at_path(document: Any, path: str) -> Any:
     return document
 
 
+def section(document: Any, path: str) -> Mapping[str, Any]:
+    """The mapping at a dotted path; empty where there is none."""
+    found = at_path(document, path)
+    return found if isinstance(found, Mapping) else {}
+
+
 def without(
     document: Mapping[str, Any], is_left_out: Callable[[str, Any], bool], prefix: str = ""
 ) -> dict[str, Any]:
