@@ -12,6 +12,7 @@ compile = false   no compiler keeps a budget of activations
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -38,7 +39,7 @@ def effective(config: ParallelConfig) -> ParallelConfig:
         (config.pp == 1, {"pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}),
         (config.pp_schedule == "interleaved_1f1b" and not is_chunked, {"pp_schedule": "1f1b"}),
     )
-    neutral = {name: value for applies, knobs in cases if applies for name, value in knobs.items()}
+    neutral = ChainMap(*(knobs for applies, knobs in cases if applies))
     changes = {name: value for name, value in neutral.items() if getattr(config, name) != value}
     return replace(config, **changes) if changes else config
 
