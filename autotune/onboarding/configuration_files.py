@@ -263,8 +263,11 @@ _FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
 def _settings(started: Started) -> dict[str, Any]:
     """The program's options by the last part of their names, True for a flag; DeepSpeed's file as
     `deepspeed`, whichever option names it."""
-    told = {a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments}
-    file = told.get("deepspeed_config")
+    told = {name.rpartition(".")[2]: value for name, value in started.of_file.items()}
+    told |= {
+        a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments
+    }
+    file = told.get("deepspeed_config") or told.get("ds_config")
     return {**told, "deepspeed": file} if isinstance(file, str) else told
 
 

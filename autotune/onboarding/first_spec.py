@@ -42,7 +42,14 @@ from autotune.onboarding.launch.launch_script import (
     started_by,
     value_of,
 )
-from autotune.onboarding.launch.started_program import SAY_IT, placed, started_draft, where_it_runs
+from autotune.onboarding.launch.manifest import is_manifest, launch_of
+from autotune.onboarding.launch.started_program import (
+    SAY_IT,
+    placed,
+    started_draft,
+    started_through,
+    where_it_runs,
+)
 from autotune.onboarding.post_training_launch import (
     inheriting_trainer,
     post_training_launch,
@@ -231,6 +238,13 @@ def _first_draft(
     path: Path, *, model: str | None, cluster: str | None, folder: Path, said: Said
 ) -> Draft:
     present = with_its_bases(read_present(path), path)
+    text = present.files.get(path.name, "")
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if is_yaml and is_manifest(text) and (commands := launch_of(text)):
+        at = path.with_suffix(".sh")
+        found = text_draft(commands, at, model=model, cluster=cluster, folder=folder, said=said)
+        if found is not None:
+            return found
     name = recognized(present) or inheriting_trainer(present, path)
     if path.suffix == ".py":
         script = read_script(path.name, present.files[path.name], file=path, base=path.parent)
@@ -299,7 +313,7 @@ def _launch_draft(
     """The draft of what a text of commands starts; None where it starts nothing that is known."""
     imported = partial(_imported, model=model, cluster=cluster, folder=folder)
     text = present.files[path.name]
-    name, started = recognized(present), started_by(text)
+    name, started = recognized(present), started_through(text, path)
     if (found := post_training_launch(text, path, started)) is not None:
         owner, told = found
         return imported(told, owner, path)

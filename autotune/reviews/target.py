@@ -37,9 +37,14 @@ from autotune.onboarding.configuration_files import (
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft, text_draft
 from autotune.onboarding.launch.launch_script import SHELL_SCRIPTS, Started, script_of, started_by
-from autotune.onboarding.launch.started_program import SAY_IT, placed, where_it_runs
+from autotune.onboarding.launch.manifest import gpus_of, is_manifest, launch_of
+from autotune.onboarding.launch.started_program import (
+    SAY_IT,
+    placed,
+    started_through,
+    where_it_runs,
+)
 from autotune.onboarding.settings.file import holds_settings
-from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
 from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers import trainer, trainer_names
@@ -160,7 +165,7 @@ def read_target(
         )
         return replace(found, texts={**found.texts, path.name: text})
     is_script = path.suffix in SHELL_SCRIPTS or (text.startswith("#!") and path.suffix != ".py")
-    started = started_by(text) if is_script else None
+    started = started_through(text, path) if is_script else None
     return _drafted(path, path.name, {path.name: text}, started, model=model, cluster=cluster)
 
 
@@ -241,14 +246,14 @@ def _of_command(
     asked: tuple[int, int] | None = None,
 ) -> Target:
     """The launch of a script that no file holds, as if it lay in that folder."""
-    started = started_by(text)
+    path = base / f"{name.rpartition('.')[0] or name}.sh"
+    started = started_through(text, path)
     if started is None:
         raise SpecError(
             f"`{text.strip().splitlines()[-1][:120]}` does not start a Python program that autotune recognizes",
             remedy=f"review the command that starts the training (autotune review -- torchrun --nproc-per-node 8 train.py ...), or {SAY_IT}",
             field="TARGET",
         )
-    path = base / f"{name.rpartition('.')[0] or name}.sh"
     ranks = asked or _ranks_asked(started, path)
     try:
         draft = text_draft(text, path, model=model, cluster=sized(cluster, ranks), folder=base)

@@ -14,6 +14,7 @@ Console commands of libraries, written as the launch of a module that they are.
     trl sft --num_processes 8 --lr 1            accelerate launch --num_processes 8 -m trl.scripts.sft --lr 1
     trl sft --accelerate_config zero2 --lr 1    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 -m trl.scripts.sft --lr 1
     NPROC_PER_NODE=8 swift sft --lr 1           NPROC_PER_NODE=8 torchrun --nproc-per-node 8 -m swift.cli.sft --lr 1
+    tune run --nproc_per_node 8 full.py         torchrun --nproc_per_node 8 full.py
 
 Of TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`), which starts one process where neither
 `NPROC_PER_NODE` nor `NNODES` is set.
@@ -426,6 +427,11 @@ def as_module(words: Sequence[str]) -> list[str]:
     """The command with a library's console command replaced by the launch of its module; any other
     as it is."""
     for at, (word, following) in enumerate(pairwise(words)):
+        if (word.rpartition("/")[2], following) == ("tune", "run"):
+            return [*words[:at], "torchrun", *words[at + 2 :]]
+        if (word, following) == ("uv", "run") and "-m" in words and not _leads_on(words[at + 2 :]):
+            by_module = words.index("-m")
+            return [*words[:by_module], "python", *words[by_module:]]
         module = _MODULES.get(f"{word.rpartition('/')[2]} {following}")
         if module is not None:
             before, behind = list(words[:at]), list(words[at + 2 :])

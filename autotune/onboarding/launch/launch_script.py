@@ -148,6 +148,8 @@ class Started:
     starts_ranks: bool = False
     """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of
     trials"""
+    of_file: Mapping[str, Any] = field(default_factory=dict)
+    """what the program's file of settings tells its parser beside the arguments, by name"""
     spelled_out: str = ""
     """the file, its only argument in the script, whose settings `arguments` has as options; empty:
     there is none"""
@@ -189,11 +191,11 @@ class Started:
         )
 
 
-def started_by(text: str) -> Started | None:
+def started_by(text: str, *, scripts: bool = False) -> Started | None:
     """The program that the script starts, or None. Among several programs the order of preference
     is: one that post-trains, one behind a launcher, one whose name is not that of a preparation or
     evaluation, the one with the most options. An unknown command counts if it has options of a
-    training."""
+    training; `scripts`: and if it is a shell script."""
     run = commands_of(text)
     best: tuple[tuple[bool, bool, bool, int], Started] | None = None
     for place, (words, _, folder) in enumerate(run.commands):
@@ -206,7 +208,9 @@ def started_by(text: str) -> Started | None:
             target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING
             for argument in found.arguments
         )
-        trains += _LEAST_OF_TRAINING * any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])
+        may_train = any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])
+        may_train |= scripts and Path(parts.program).suffix in SHELL_SCRIPTS
+        trains += _LEAST_OF_TRAINING * may_train
         post_trains = program_of(words) is not None
         if (
             not (found.is_known or post_trains)

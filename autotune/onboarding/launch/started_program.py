@@ -10,24 +10,32 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import decided_for, read_present, runs_deepspeed
+from autotune.onboarding.configuration_files import (
+    decided_for,
+    document_in,
+    read_present,
+    runs_deepspeed,
+)
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.given_options import Said, named, with_given, with_said
 from autotune.onboarding.launch.launch_script import (
+    SHELL_SCRIPTS,
     Argument,
     Started,
     arguments_of,
     is_plain,
+    started_by,
     value_of,
 )
-from autotune.onboarding.script.argv import OMITTED, start_of
+from autotune.onboarding.script.argv import OMITTED, before_module, start_of
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
@@ -39,23 +47,29 @@ from autotune.onboarding.script.library_options import (
     TRAINER_ARGUMENTS,
     TRAINING_ARGUMENTS,
 )
-from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
+from autotune.onboarding.script.options import (
+    ScriptOption,
+    kind_of,
+    option_of,
+    overridden_by_file,
+)
 from autotune.onboarding.script.overridden import overriding
 from autotune.onboarding.script.reading import Script, read_script
 from autotune.onboarding.settings.draft import Settings, settings_draft
-from autotune.onboarding.settings.file import typed
+from autotune.onboarding.settings.file import settings_file, told_by_file, typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.documents.shell_folders import OF_SCRIPT
+from autotune.trainers.documents.shell_words import commands_of
 from autotune.trainers.launch_files import INTERPRETER
-from autotune.trainers.present_configuration import parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
 
 SAY_IT = (
     "pass the program's settings as options: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
     "-- torchrun --nproc-per-node 8 train.py"
 )
 """how to have a launch reviewed whose settings nobody here reads"""
-_DEEPSPEED = ("deepspeed_config", "deepspeed")
+_DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config")
 """options that name the file of DeepSpeed's settings"""
 _ABOVE = 3
 """folders above the script in which its program is looked for"""
@@ -63,6 +77,45 @@ _FILES = (".yaml", ".yml", ".json")
 _ONE_TASK_A_RANK = ("srun", "mpirun", "mpiexec")
 """launchers whose ranks torchrun can start, because programs that read their variables mostly read
 torchrun's, too"""
+
+
+def started_through(text: str, path: Path, depth: int = 0) -> Started | None:
+    """What a text of commands starts (`started_by`), and what a shell script that it starts does in
+    its place: `srun ./train.sh 8`, `NNODES=1 bash train.sh`. `path`: where the text lies."""
+    started = started_by(text) or started_by(text, scripts=True)
+    if started is None or started.is_known or depth == _ABOVE:
+        return started
+    beside = path.resolve().parent
+    name = started.program.replace(OF_SCRIPT, str(beside))
+    places = (base / name for base in (beside, *beside.parents[:_ABOVE]))
+    file = next((each for each in places if each.suffix in SHELL_SCRIPTS and each.is_file()), None)
+    if file is None:
+        return started_by(text)
+    told = commands_of(text).exported.items()
+    begin = [f"export {name}={shlex.quote(value)}" for name, value in told if is_plain(value)]
+    asked = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    given = "; ".join((*begin, f"set -- {shlex.join(started.words)}"))
+    inner = started_through(
+        "\n".join((f"{given}; {read_present(file).files[file.name]}", *asked)), file, depth + 1
+    )
+    if inner is None:
+        return started_by(text)
+    inner = placed(inner, file, beside)
+    inner = replace(inner, folder=inner.folder.replace(OF_SCRIPT, str(file.parent)))
+    if inner.launcher == "python" and started.launcher in TASKS:
+        inner = replace(
+            inner,
+            launcher=started.launcher,
+            options=started.options,
+            carried=started.carried,
+            gpus_per_node=started.gpus_per_node,
+        )
+    return replace(
+        inner,
+        nodes=max(inner.nodes, started.nodes),
+        env={**started.env, **inner.env},
+        wrapped=(*started.wrapped, *inner.wrapped),
+    )
 
 
 def started_draft(
@@ -215,9 +268,13 @@ def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Scr
     if file.is_file():
         text = read_present(file).files[file.name]
         script = with_said(read_script(file.name, text, file=file, base=cwd), said)
-    if script.parser == "HfArgumentParser" and (alone := started.file_alone):
+    if script.told_in is not None:
+        script, started = _told_by_its_file(script, started, cwd)
+    elif script.parser == "HfArgumentParser" and (alone := started.file_alone):
         arguments = tuple(_as_options(started, path, cwd / alone))
         started = replace(started, arguments=arguments, spelled_out=alone)
+    elif script.parser == "HfArgumentParser" and (first := started.words[:1]):
+        script, started = _with_defaults(script, started, cwd / first[0])
     started = _with_default_file(started, script, cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
@@ -289,6 +346,46 @@ def _with_default_file(started: Started, script: Script, cwd: Path) -> Started:
     return started
 
 
+def _told_by_its_file(script: Script, started: Started, cwd: Path) -> tuple[Script, Started]:
+    """A script whose options a file of settings alone tells, and no argument: as that file tells
+    them; without options where it is not there."""
+    file = settings_file(replace(script, started=started), cwd)
+    if file is None:
+        files = [word for word in started.words if word.endswith(DOCUMENTS)]
+        why = f"{' '.join(files) or 'the file of settings'}, which alone sets the arguments of {script.name} and was not found"
+        return replace(script, options=(), parser="", told_in=None, unread=why), started
+    held = {option.name: option for option in told_by_file(file)}
+    part = f"{script.told_in}." if script.told_in else ""
+    named = [replace(option, name=f"{part}{option.name}") for option in script.options]
+    declared = [
+        replace(
+            option,
+            prefix="",
+            on=True,
+            off=False,
+            given=held.pop(option.name).given if option.name in held else None,
+            is_required=False,
+            file=file.given,
+            names=(),
+            takes=None,
+        )
+        for option in named
+    ]
+    script = replace(script, options=(*declared, *held.values()))
+    return script, replace(started, of_file=dict(flat(file.document)))
+
+
+def _with_defaults(script: Script, started: Started, file: Path) -> tuple[Script, Started]:
+    """A script whose parser takes a file of settings before its options, with the file's values as
+    their defaults."""
+    document = document_in(file) if file.suffix in _FILES else {}
+    values = dict(flat(document))
+    own = {option.name for option in script.options}
+    options = (replace(o, default=values.get(o.name, o.default)) for o in script.options)
+    more = (option_of(name, kind_of(v), v) for name, v in values.items() if name not in own)
+    return replace(script, options=(*options, *more)), replace(started, of_file=document)
+
+
 def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
     """The settings of that file as options, which mean the same to HfArgumentParser: beside a file
     it takes no option of a trial. Raises `SpecError` where the file is not there."""
@@ -343,7 +440,7 @@ def _start_of(started: Started, place: Place) -> tuple[str, ...]:
     )
     return (
         *start_of(script, place),
-        *(("-m",) if started.is_module else ()),
+        *before_module(started),
         braced(started.program),
     )
 

@@ -50,6 +50,8 @@ _SWITCHES = (
 )
 _METHODS = ("tuner_type", "train_type", "sft_type")
 """by which ms-swift 4, 3 and 2 say what is trained"""
+_MODES = ("train_mode", "training_mode", "finetuning_type", "tuning_type", "finetune_mode")
+"""by which programs of others do, with one of these values: full, lora or qlora"""
 _TARGETS = (
     "lora_target_modules",
     "lora_target",
@@ -82,7 +84,7 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     """LoRA as a workload has it; empty where the options ask for none."""
     said, given = script.said, script.given
     method = _method(said)
-    is_on = method == "lora" or _are_on(said, *_SWITCHES, *_QLORA)
+    is_on = method in ("lora", "qlora") or _are_on(said, *_SWITCHES, *_QLORA)
     is_off = not is_on and (method != "" or any(name in said for name in _SWITCHES))
     known = given.keys() | (said.keys() if "peft" in script.code.imports else set())
     ranks = [name for name in LORA_RANKS if name in known]
@@ -105,7 +107,7 @@ def by_bits(script: Script, in_text: str) -> str:
     """lora or qlora: by the options for it, where there are any, and else by the text."""
     said = script.said
     if said.keys().isdisjoint((*FOUR_BIT_SWITCHES, *_BITS)):
-        return in_text
+        return _method(said) if _method(said) in ("lora", "qlora") else in_text
     return "qlora" if 4 in _bits(said) or _are_on(said, *FOUR_BIT_SWITCHES) else "lora"
 
 
@@ -123,7 +125,9 @@ def loaded_in(script: Script) -> str:
     """The type in which a program of transformers loads its weights, as its option or else its text
     says it ('bfloat16', 'auto'); empty where neither does."""
     said, by_text = script.said, script.code.loads_as[0]
-    for name in ("torch_dtype", "dtype"):
+    # `dtype` beside autocast is that of the products
+    names = ("torch_dtype",) if script.code.whole.calls("autocast") else ("torch_dtype", "dtype")
+    for name in names:
         if said.get(name) is not None:
             return str(said[name])
     if by_text == "bf16":
@@ -166,7 +170,7 @@ def frozen(script: Script) -> Iterator[str]:
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and _are_on(said, name)]
     if off and not peft_of(script):
         yield f"{NOT_COUNTED}{_named(given, off)}, {ALL_TRAINED}"
-    if (method := _method(said)) not in ("", "lora", "full"):
+    if (method := _method(said)) not in ("", "lora", "qlora", "full"):
         yield f"{NOT_COUNTED}{method} ({', '.join(name for name in _METHODS if name in said)}), {ALL_TRAINED}"
     if more := second_models(script):
         yield f"{NOT_COUNTED}a model with several parts ({_named(given, more)}), planned as one decoder"
@@ -177,7 +181,7 @@ def _of_adapters(script: Script) -> Iterator[str]:
     say."""
     said, peft, modules = script.said, peft_of(script), _modules(script)
     if not peft:
-        if script.adapted[0] and said.keys().isdisjoint((*_SWITCHES, *_METHODS)):
+        if script.adapted[0] and not _method(said) and said.keys().isdisjoint(_SWITCHES):
             call, is_certain = script.adapted
             so = ", so" if is_certain else f"; if {script.name} trains adapters,"
             yield f"{NOT_COUNTED}adapters ({call}), {ALL_TRAINED}{so} {NEEDS_LESS}"
@@ -221,9 +225,10 @@ def second_models(script: Script) -> list[str]:
 
 
 def _method(said: Mapping[str, Any]) -> str:
-    """What ms-swift trains: 'full', 'lora' or another method; empty for other programs. The names
-    of its earlier versions are only there where they are given."""
-    return next((str(said[name]) for name in reversed(_METHODS) if name in said), "")
+    """What is trained: 'full', 'lora' or another method of ms-swift; empty where no option says it.
+    The names of ms-swift's earlier versions are only there where they are given."""
+    modes = (said[name] for name in _MODES if said.get(name) in ("full", "lora", "qlora"))
+    return next((str(said[name]) for name in reversed(_METHODS) if name in said), next(modes, ""))
 
 
 def _named(given: Mapping[str, str], names: list[str]) -> str:

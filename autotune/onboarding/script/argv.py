@@ -82,6 +82,13 @@ def start_of(script: Script, place: Place) -> list[str]:
     return own or [started.python.name if started else "python"]
 
 
+def before_module(started: Started | None) -> tuple[str, ...]:
+    """What the launcher is told before a module: DeepSpeed's has no `-m`."""
+    if started is None or not started.is_module:
+        return ()
+    return ("--module",) if started.launcher == "deepspeed" else ("-m",)
+
+
 def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     """The launcher, the script and its options."""
     script, launcher = found.script, launcher_of(found.script, place)
@@ -103,8 +110,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     first, *more = start_of(script, place)
     yield Item(first, reasons.get(launcher, f"as launched, one process per rank with {launcher}"))
     yield from (Item(word) for word in more)
-    if started and started.is_module:
-        yield Item("-m")
+    yield from map(Item, before_module(started))
     yield Item(braced(started.program) if started else script.name)
     if script.parser == "LightningCLI" and not started:  # a launch has its own subcommand
         yield Item("fit")
@@ -163,9 +169,12 @@ def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
 def trial_words(found: OptionMatches) -> list[str]:
     """The words that only trials have: a line for every step, and what switches saving, evaluation
     and trackers off."""
+    if found.script.told_in is not None:
+        return []  # its file has them
     if found.script.parser == "HfArgumentParser":
         given = {argument.name for argument in found.script.arguments}
-        held = found.settings.document if found.settings else {}
+        held = dict(found.script.started.of_file) if found.script.started else {}
+        held |= found.settings.document if found.settings else {}
         given |= {name for name, off in OF_A_RUN.items() if str(held.get(name, off)) != off}
         given.add("save_strategy")  # by itself it saves at the end of each trial
         return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in given)]

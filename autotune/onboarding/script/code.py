@@ -64,6 +64,7 @@ _OPTIMIZER = re.compile(
 """classes of optimizers of torch, transformers, bitsandbytes, apex, DeepSpeed and others"""
 _TRAINERS = ("Trainer", "Fabric", "Accelerator")
 """classes that are told a number format as `precision` or `mixed_precision`"""
+_OF_ACCELERATE = re.compile(r"(accelerator|fabric)\.autocast$", re.IGNORECASE)
 _RECOMPUTES = frozenset(
     {
         "activation_checkpointing_enable",
@@ -239,6 +240,8 @@ class Code:
                 target, divisor = node.left, node.right
             else:
                 continue
+            while isinstance(target, ast.BinOp) and isinstance(target.op, ast.FloorDiv | ast.Div):
+                target = target.left  # of `batch // micro_batch // world_size` the batch
             if _RANKS.search(ast.unparse(divisor).lower()):
                 found.add(ast.unparse(target).rpartition(".")[2])
         return frozenset(found)
@@ -280,8 +283,15 @@ class Code:
         """The number format that its calls of autocast, or of a trainer's class, name; of autocast
         without one CUDA's own, fp16. Empty where they name none or several, or a variable
         decides."""
+        return next(iter(self._autocasts), "") if len(self._autocasts) == 1 else ""
+
+    @cached_property
+    def _autocasts(self) -> frozenset[str]:
+        """Each number format that such a call names."""
         named: set[str] = set()
         for call in self.whole.calls("autocast"):
+            if _OF_ACCELERATE.search(ast.unparse(call.func)):
+                continue  # the format of the class counts
             given = keywords_of(call)
             switch = self._switch(given["enabled"]) if "enabled" in given else True
             words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))
@@ -295,7 +305,7 @@ class Code:
         for call in self.whole.calls(*_TRAINERS):
             word = str(literal_or_none(_precision_of(call)) or "no word").lower()
             named |= {value for value, words in WORDS["precision"].items() if word in words}
-        return named.pop() if len(named) == 1 else ""
+        return frozenset(named)
 
     @cached_property
     def of_policy(self) -> str:
@@ -365,11 +375,12 @@ class Code:
         """Narrow precisions that the code names, such as `torch.bfloat16` and `model.half()`; the
         precision of an autocast whose switch is unknown; and a variable that sets the precision
         of a trainer's class."""
-        told = map(_precision_of, self.body.calls(*_TRAINERS))
-        names = {node.attr for node in self.body.nodes if isinstance(node, ast.Attribute)}
+        text = self.body if self.body.calls("backward") else self.whole
+        told = map(_precision_of, text.calls(*_TRAINERS))
+        names = {node.attr for node in text.nodes if isinstance(node, ast.Attribute)}
         found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
         found |= {"bf16"} if "bfloat16" in names else set()
-        found |= {self.autocast} - {""} if self.is_switched else set()
+        found |= self._autocasts if self.is_switched or len(self._autocasts) > 1 else set()
         return frozenset(found | ({"fp16"} if names & {"float16", "half"} else set()))
 
     @cached_property
@@ -491,8 +502,10 @@ class Code:
     @cached_property
     def shards(self) -> bool:
         """Whether a call of torch's FSDP is anywhere in its text or in a module that it imports,
-        under whatever condition."""
-        return any(map(_stage, self.whole.calls(*_SHARDS)))
+        under whatever condition, or has FSDP's class wrap modules (`enable_wrap`)."""
+        wraps = (keywords_of(call).get("wrapper_cls") for call in self.whole.calls())
+        is_wrapped = any(last_name(each) in _SHARDS for each in wraps if each is not None)
+        return is_wrapped or any(map(_stage, self.whole.calls(*_SHARDS)))
 
     @cached_property
     def offloads(self) -> str:

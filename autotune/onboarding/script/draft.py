@@ -261,8 +261,11 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         mine = own[0] if len(own) == 1 else own or None
         if mine != word:
             training[word] = mine
-    if (interval := found.log_interval) and interval.is_in_file and found.settings:
-        training[found.settings.name] = nested({interval.name: interval.present})
+    in_file = {path: of_user for path, (_, of_user) in found.of_run.items()}
+    if (interval := found.log_interval) and interval.is_in_file:
+        in_file[interval.name] = interval.present
+    if in_file and found.settings:
+        training[found.settings.name] = nested(in_file)
     if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
         training[APPEND] = watched
     return training
@@ -305,10 +308,12 @@ def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
 
 def _is_format_unknown(found: OptionMatches) -> bool:
     """Whether nothing says the number format, of a program whose code was not found or not
-    understood, or whose options are declared where nobody looked."""
+    understood, or whose options or steps are where nobody looked."""
     script = found.script
     is_elsewhere = not script.parser and any(argument.name for argument in script.arguments)
     is_hidden = not script.is_read or is_elsewhere or bool(script.unread)
+    is_away = not script.code.own.calls("backward") and bool(script.overridden)
+    is_hidden |= is_away or (_tunes_nothing(found) and not script.code.whole.calls("backward"))
     return is_hidden and not _is_format_said(found)
 
 
@@ -568,6 +573,11 @@ def _loop(script: Script) -> str:
     """The training loop that the program runs, by its options, imports and launcher; empty where
     none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
     given = {argument.name.rpartition(".")[2] for argument in script.arguments}
+    given |= (
+        {name for name, value in script.started.of_file.items() if value}
+        if script.started
+        else set()
+    )
     if script.by_deepspeed or given & {"deepspeed", "deepspeed_config"}:
         return "deepspeed"
     if script.parser == "HfArgumentParser":

@@ -58,6 +58,7 @@ from autotune.spec.texts.usual_names import (
     WORDS,
     target_of,
 )
+from autotune.trainers.present_configuration import flat
 
 DEGREES = ("tp", "pp", "cp", "ep")
 _PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod|rl)_")
@@ -197,9 +198,28 @@ class OptionMatches:
             if target in self.used and (first := self.used[target].option.name) in told:
                 told[option.name] = told[first]
         if self.settings and told:
+            told |= {path: in_trials for path, (in_trials, _) in self.of_run.items()}
             if self.log_interval and self.log_interval.is_in_file:
                 told[self.log_interval.name] = 1
             found[self.settings.name] = self.settings.told(told)
+        return found
+
+    @property
+    def of_run(self) -> dict[str, tuple[Any, Any]]:
+        """(value of a trial, value of the user's run) of tracking, saving and evaluation, by their
+        paths in a file that alone has the arguments of transformers' Trainer."""
+        if self.script.told_in is None or self.settings is None:
+            return {}
+        held = dict(flat(self.settings.document))
+        part = f"{self.script.told_in}." if self.script.told_in else ""
+        saves = held.get(f"{part}save_strategy", "steps")
+        found: dict[str, tuple[Any, Any]] = {f"{part}save_strategy": ("no", saves)}
+        if f"{part}logging_steps" not in held:
+            found[f"{part}logging_steps"] = (1, 500)  # by itself it prints a loss every 500 steps
+        for name, off in OF_A_RUN.items():
+            now = held.get(f"{part}{name}")
+            if now is not None and str(now) != off:
+                found[f"{part}{name}"] = (False if off == "False" else off, now)
         return found
 
     @property
@@ -263,7 +283,8 @@ def _options(found: OptionMatches, cwd: Path) -> Iterator[ScriptOption]:
     script = found.script
     yield from (option for option in script.options if option.given is not None)
     yield from overridden(script, cwd)
-    yield from told_by_file(found.settings) if found.settings else ()
+    if found.settings and script.told_in is None:
+        yield from told_by_file(found.settings)
     yield from (option for option in script.options if option.given is None)
     yield from _told_by_variables(script)
     yield from found.of_deepspeed

@@ -609,9 +609,11 @@ def _annotated(annotation: ast.expr | None) -> Sequence[ast.expr]:
 
 
 def _configurator(text: Text) -> Iterator[ScriptOption]:
-    """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must
-    stay."""
+    """nanoGPT's constants, which `exec(open('configurator.py').read())`, or the loop of that file
+    in the script itself, overrides. Their types must stay."""
+    own = (node for node in text.tree.body if isinstance(node, ast.For) and _configures(node))
     read = [call.lineno for call in text.calls("exec") if CONFIGURATOR in ast.unparse(call)]
+    read += [node.lineno for node in own]
     for node in text.tree.body if read else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if (
@@ -627,6 +629,12 @@ def _configurator(text: Text) -> Iterator[ScriptOption]:
         elif computed or isinstance(value, int | float | str):
             kind = "text" if computed else kind_of(value)
             yield replace(option, prefix=f"--{name}=", kind=kind)
+
+
+def _configures(loop: ast.For) -> bool:
+    """Whether it is the loop of nanoGPT's configurator over the words of the command."""
+    parts = ("sys.argv", "exec(open(", "globals()[")
+    return all(part in ast.unparse(loop) for part in parts)
 
 
 def overridden_by_file(

@@ -40,6 +40,8 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _PRINTS = re.compile(r"\w*print\w*|(?:\w+_)?info(?:_\w+)?|write|debug|log|log_\w+|\w+_log")
 _LOGS = re.compile(r"log|print|report|display|verbose|rank|master|main_process|is_main|world|local")
 _RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|generat")
+_FIRST = re.compile(r"[\w.]*(?:step|iter)\w* == \d+")
+"""a test for one step"""
 _JUDGES = re.compile(
     r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate|save\w*|checkpoint\w*|ckpt)(?:_.*)?"
 )
@@ -126,6 +128,7 @@ def _statements(
             test = ast.unparse(node.test).lower()
             is_rare = _RARE.search(test) or ("%" in test and not _LOGS.search(test))
             often = NOW_AND_THEN if every and is_rare else every
+            often = ONCE if _FIRST.fullmatch(test) else often
         elif not isinstance(node, ast.With | ast.AsyncWith | ast.Try):
             yield from _printed_by(node, texts, loop, every)
             continue

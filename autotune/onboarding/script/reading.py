@@ -147,6 +147,9 @@ class Script:
     adapted: tuple[str, bool] = ("", False)
     """the call by which its text gives a model adapters, and whether that is under no condition;
     not where a trainer is told of them"""
+    told_in: str | None = None
+    """the part of a file of settings in which alone its options are told, empty for the whole file;
+    None: its command may tell them"""
     unread: str = ""
     """arguments of a trainer in its text that are not understood beside its options, and their
     line"""
@@ -230,7 +233,8 @@ def starts_one(script: Script) -> bool:
     accelerate's on CPUs."""
     options = script.started.options if script.started else ()
     on_cpu = script.launcher == "accelerate" and any(option.name == "cpu" for option in options)
-    return not script.spawns and (on_cpu or script.launcher == "python")
+    by_ray = "ray" in script.code.imports  # whose workers are the ranks
+    return not script.spawns and (on_cpu or (script.launcher == "python" and not by_ray))
 
 
 def read_script(
@@ -284,8 +288,22 @@ def read_script(
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
         adapted=("", False) if written else code.adapted,
+        told_in=_told_in(code.body) if parser == "HfArgumentParser" else None,
         unread=unread,
     )
+
+
+def _told_in(text: Text) -> str | None:
+    """Where a text has HfArgumentParser read a file and never the command: `parse_yaml_file(file)`,
+    `parse_dict(settings["training"])`."""
+    plain = (call for call in text.calls("parse") if not (call.args or call.keywords))
+    if text.calls("parse_args_into_dataclasses", "parse_args_and_config") or any(plain):
+        return None
+    for call in text.calls("parse_yaml_file", "parse_json_file", "parse_dict"):
+        given = call.args[0] if call.args else None
+        part = given.slice if isinstance(given, ast.Subscript) else None
+        return str(literal_or_none(part) or "") if called_name(call) == "parse_dict" else ""
+    return None
 
 
 def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[ScriptOption, ...]]:

@@ -26,7 +26,13 @@ from autotune.onboarding.script.options import ScriptOption, kind_of
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.documents.placeholders import braced
-from autotune.trainers.present_configuration import DOCUMENTS, flat, merged, parse_document
+from autotune.trainers.present_configuration import (
+    DOCUMENTS,
+    flat,
+    merged,
+    nested,
+    parse_document,
+)
 
 MAX_SETTINGS = 2000
 """values of a file; one with more holds data"""
@@ -69,7 +75,9 @@ class SettingsFile:
 
     def told(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """The file of a trial; `written`: what stands in the place of values, by their path."""
-        return dict(_replaced(self.document, written, ""))
+        held = dict(flat(self.document))
+        more = {path: value for path, value in written.items() if path not in held}
+        return merged(_replaced(self.document, written, ""), nested(more))
 
 
 def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
@@ -87,7 +95,8 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
         if isinstance(o.default, str) and o.given is None
     ]
     for given, option in named:
-        if option in OPTIONS or (script.parser == "HfArgumentParser" and not option):
+        is_alone = script.parser == "HfArgumentParser" and script.told_in is None
+        if option in OPTIONS or (is_alone and not option):
             continue  # DeepSpeed's file has a template of its own; HfArgumentParser's has to be its only argument
         names_settings = not option or (
             _SETTINGS.fullmatch(option) is not None and not _OTHER_SETTINGS.search(option)
@@ -213,7 +222,7 @@ def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool 
     return braced(node) if braces and isinstance(node, str) else node
 
 
-OPTIONS = ("deepspeed", "deepspeed_config")
+OPTIONS = ("deepspeed", "deepspeed_config", "ds_config")
 """arguments that name the file"""
 _BATCH = {
     "train_batch_size": "global_batch_size",

@@ -35,10 +35,10 @@ _OF_SHELL = ("read", "mapfile", "readarray", "eval")
 _DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
 _DEFAULT = r"(?::?[-=]((?:[^{}]|\$\{[^{}]*\})*))?"
 _REFERENCE = re.compile(
-    rf"\$\{{([A-Za-z_][A-Za-z0-9_]*|[0-9])(?:\[[@*]\])?{_DEFAULT}\}}|\$([A-Za-z_][A-Za-z0-9_]*|[0-9])"
+    rf"\$\{{([A-Za-z_][A-Za-z0-9_]*|[0-9]+)(?:\[[@*]\])?{_DEFAULT}\}}|\$([A-Za-z_][A-Za-z0-9_]*|[0-9])"
 )
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
-_ARGUMENT_OR_QUOTED = re.compile(rf"'[^']*'|\$\{{([1-9]){_DEFAULT}\}}|\$([1-9])")
+_ARGUMENT_OR_QUOTED = re.compile(rf"'[^']*'|\$\{{([1-9][0-9]*){_DEFAULT}\}}|\$([1-9])")
 """an argument of the script; within single quotes it is plain text"""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?=([^{}]*)\}")
 _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
@@ -338,6 +338,7 @@ class _Script:
                 return found[0]
             return "".join(given[int(number) - 1 : int(number)]) or _default(found[2])
 
+        word = re.sub(r"\$#|\$\{#\}", str(len(given)), word)
         word = _ALL_ARGUMENTS.sub(lambda _: shlex.join(given), word)
         return _ARGUMENT_OR_QUOTED.sub(value, word)
 
@@ -388,8 +389,8 @@ def _options(words: tuple[str, ...]) -> int:
 
 def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The command's words, up to a pipe or redirection that a variable brings; and those of each
-    command in a text that it gives to a shell: `srun bash -c "cd src && torchrun ..."`; each with
-    the folder that it runs in, from that of the command."""
+    command in a text that it gives to a shell: `srun bash -c "cd src && torchrun ..."`, behind what
+    starts the shell; each with the folder that it runs in, from that of the command."""
     words = _words(command)
     yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words)), ""
     for place, word in enumerate(words[:-1]):
@@ -399,11 +400,11 @@ def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
             and words[place - 1].rpartition("/")[2] in ("bash", "sh")
         )
         if is_shell or word == "eval":
-            folders = Folders()
+            folders, before = Folders(), place if word == "eval" else place - 1
             for statement in statements_of(" ".join(words[place + 1 :])):
                 inner = _words(" ".join(statement.words))
                 if not folders.follow(inner):
-                    yield inner, folders.now
+                    yield (*words[:before], *inner), folders.now
 
 
 def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> None:

@@ -78,7 +78,7 @@ def test_a_number_of_nodes_that_only_the_job_knows_is_not_taken_for_one() -> Non
         ("cd x && python train.py --lr=$LR && echo --done", "python train.py --lr=$LR"),
         (
             'CMD="python train.py --lr 1"\nsrun -l sh -c "cd x; $CMD | tee log"\n',
-            "python train.py --lr 1",
+            "srun -l python train.py --lr 1",
         ),
         ('bash -lc "python train.py --lr 1 --bf16 2>&1"', "python train.py --lr 1 --bf16"),
         ("run() {\n  python train.py --lr 1; }\nrun", "python train.py --lr 1"),

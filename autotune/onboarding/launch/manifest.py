@@ -1,16 +1,20 @@
-"""The launch in a Kubernetes manifest, as the shell script that does the same.
+"""The launch in a manifest of Kubernetes, SkyPilot or docker compose, as the shell script that does
+the same.
 
     TrainJob    spec.trainer: command, args, env, numNodes, numProcPerNode (Kubeflow Trainer v2: its runtime starts torchrun)
     PyTorchJob  spec.pytorchReplicaSpecs: Master and Worker pods, spec.nprocPerNode (Kubeflow Training Operator v1)
     JobSet      spec.replicatedJobs, each a Job with a pod
     RayJob      spec.entrypoint
     Job, Pod    one pod
+    run:        SkyPilot's task: envs, num_nodes, resources.accelerators
+    services:   docker compose: entrypoint, command, environment
 
 Of several documents in a file, and of several pods, the first one counts that starts a training.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -21,7 +25,9 @@ import yaml
 from autotune.onboarding.launch.launch_script import started_by
 from autotune.trainers.present_configuration import at_path, section
 
-KINDS = ("TrainJob", "PyTorchJob", "JobSet", "RayJob", "Job", "Pod")
+KINDS = ("TrainJob", "PyTorchJob", "JobSet", "RayJob", "Job", "Pod", "task", "services")
+_KEYS = ("apiVersion", "run", "services")
+"""keys of which each has one"""
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -37,7 +43,7 @@ class _Pod(NamedTuple):
 
 def is_manifest(text: str) -> bool:
     """Whether a YAML text is a manifest of one of these kinds."""
-    return "apiVersion:" in text and bool(_documents(text))
+    return any(f"{key}:" in text for key in _KEYS) and bool(_documents(text))
 
 
 def launch_of(text: str) -> str:
@@ -65,12 +71,23 @@ def _documents(text: str) -> list[Mapping[str, Any]]:
         found = list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
-    return [each for each in found if isinstance(each, Mapping) and each.get("kind") in KINDS]
+    return [each for each in found if isinstance(each, Mapping) and _kind_of(each) in KINDS]
+
+
+def _kind_of(document: Mapping[str, Any]) -> Any:
+    if "resources" in document and isinstance(document.get("run"), str):
+        return "task"
+    return "services" if section(document, "services") else document.get("kind")
 
 
 def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:
     spec = section(document, "spec")
-    match document.get("kind"):
+    match _kind_of(document):
+        case "task":
+            yield _task(document)
+        case "services":
+            services = section(document, "services").values()
+            yield from (_service(each) for each in services if isinstance(each, Mapping))
         case "TrainJob":
             trainer = section(spec, "trainer")
             per_node, asked = trainer.get("numProcPerNode"), _gpus(trainer, "resourcesPerNode")
@@ -119,6 +136,29 @@ def _pod(
         if isinstance(each, Mapping) and "name" in each and "value" in each
     ]
     return _Pod(tuple(words), tuple(env), nodes, gpus or _gpus(container), per_node)
+
+
+def _task(document: Mapping[str, Any]) -> _Pod:
+    """SkyPilot's, which starts the same commands on each node."""
+    named = at_path(document, "resources.accelerators")
+    found = re.search(r":\s*(\d+)", str(named))
+    gpus, nodes = int(found[1]) if found else 1, _count(document.get("num_nodes"))
+    told = {"SKYPILOT_NUM_GPUS_PER_NODE": gpus, "SKYPILOT_NUM_NODES": nodes}
+    env = {**section(document, "envs"), **told, "SKYPILOT_NODE_RANK": 0}
+    pairs = tuple((str(name), str(value)) for name, value in env.items() if value is not None)
+    return _Pod(("bash", "-c", str(document["run"])), pairs, nodes, gpus if named else None, None)
+
+
+def _service(service: Mapping[str, Any]) -> _Pod:
+    """One of docker compose."""
+    words: list[str] = []
+    for key in ("entrypoint", "command"):
+        said = service.get(key) or ()
+        words += shlex.split(said) if isinstance(said, str) else map(str, said)
+    said = service.get("environment") or {}
+    pairs = said.items() if isinstance(said, Mapping) else (each.split("=", 1) for each in said)
+    env = tuple((str(pair[0]), str(pair[1])) for pair in pairs if len(pair) == 2)
+    return _Pod(tuple(words), env, 1, None, None)
 
 
 def _starts_by_torchrun(container: Mapping[str, Any]) -> bool:
