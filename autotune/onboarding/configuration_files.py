@@ -296,6 +296,8 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
             found["zero_stage"] = _FSDP_STAGES.get(strategy, 3)
     if str(settings.get("use_liger_kernel", "")) in map(str, ON):
         found["loss"] = "fused"
+    if str(settings.get("adam_offload", "")) in map(str, ON):
+        found["offload"] = "optimizer"
     if isinstance(named := settings.get("deepspeed"), str):
         found |= decided_by("deepspeed", named, base)
     elif settings.get("fsdp"):

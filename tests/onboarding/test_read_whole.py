@@ -299,3 +299,47 @@ def test_an_option_says_whether_there_are_adapters(
     launch = f"torchrun --nproc_per_node 2 t.py --train_mode {mode}\n"
     draft = drafted(tmp_path, {"run.sh": launch, "t.py": text})
     assert at_path(draft.document, "workload/peft/method") == peft
+
+
+OFFLOADS = '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "activation_checkpointing": {}, "train_micro_batch_size_per_gpu": 2}'
+BY_FILE = PLAIN.format("p.add_argument('--deepspeed_config')\ndeepspeed.initialize()\n")
+OTHERS = {
+    "on one GPU DeepSpeed's file keeps the stage that parameters on the host need": Launch(
+        {
+            "run.sh": "deepspeed --num_gpus 1 t.py --deepspeed_config ds.json\n",
+            "t.py": BY_FILE,
+            "ds.json": OFFLOADS,
+        },
+        Read(
+            document={"space/zero_stage": [0]},
+            notes=("activation checkpointing, for which ds.json has settings",),
+            text=("zero_optimization: {stage: 3,",),
+        ),
+    ),
+    "a plugin of ColossalAI's is not understood": Launch(
+        {
+            "run.sh": "colossalai run --nproc_per_node 8 t.py\n",
+            "t.py": PLAIN.format("import colossalai\n"),
+        },
+        Read(document={"baseline": None}, notes=("does not understand ColossalAI's plugin",)),
+    ),
+    "an optimizer on the host, and pairs by the name of a program": Launch(
+        {
+            "run.sh": "torchrun --nproc_per_node 8 train_dpo.py --adam_offload\n",
+            "train_dpo.py": PLAIN.format("p.add_argument('--adam_offload', action='store_true')\n"),
+        },
+        Read(knobs=("offload=optimizer",), notes=("the reference model",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("launch", OTHERS.values(), ids=OTHERS)
+def test_what_is_said(tmp_path: Path, launch: Launch) -> None:
+    launch.check(tmp_path)
+
+
+def test_one_gpu_shards_nothing_whatever_settings_say(tmp_path: Path) -> None:
+    text = "base_model: nano-llama\nsequence_len: 64\nmicro_batch_size: 1\nbf16: true\nfsdp: [full_shard]\n"
+    draft = drafted(tmp_path, {"a.yml": text}, "a100-80gb-1x1")
+    assert at_path(draft.document, "space/zero_stage") == [0]
+    assert "zero_stage=0" in draft.document["baseline"]

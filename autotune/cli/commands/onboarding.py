@@ -285,7 +285,9 @@ def _hand_over(
             if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"]
             else "plan"
         )
-        note(f"wrote {output}; next: autotune {step} {output}")
+        first = "fill in these values" if draft.fill_in else "correct the spec"
+        before = f"{first}, then " if problem else ""
+        note(f"wrote {output}; next: {before}autotune {step} {output}")
 
 
 def _checked(draft: Draft, folder: Path) -> tuple[Draft, str]:

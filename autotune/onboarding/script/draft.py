@@ -161,6 +161,12 @@ def script_draft(
         notes.append(
             f"{NOT_COUNTED}sharding under a condition or in a module that {script.name} imports, planned as no sharding; if {script.name} shards, {NEEDS_LESS}"
         )
+    told = found.template
+    is_known = "recompute" in {*found.used, *found.fixed}
+    if told and "activation_checkpointing" in told.document and not is_known:
+        notes.append(
+            f"{NOT_COUNTED}activation checkpointing, for which {told.given} has settings, planned as off; if {script.name} recomputes, {NEEDS_LESS}"
+        )
     if why_one := _one_config(today):
         tell = (
             "move accumulation_steps from trainer.fixed to trainer.overrides"
@@ -617,12 +623,16 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
 ASSUMED_WEIGHTS = "weights are planned as "
 
 
+_OF_TRAINING = re.compile(r"^(train|run|finetune)_|_(train|trainer|trl)$")
+"""parts of a program's name beside what it trains for"""
+
+
 def _what_is_beyond(script: Script) -> Iterator[str]:
     """What its plan does not have, or takes for granted."""
     if script.beyond:
         yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of a step"
 
-    elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
+    elif (method := _OF_TRAINING.sub("", Path(script.name).stem.lower())) in BEYOND_BY_METHOD:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, judging by the name {Path(script.name).name}"
     yield from frozen(script)
 

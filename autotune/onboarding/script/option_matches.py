@@ -58,7 +58,7 @@ from autotune.spec.texts.usual_names import (
     WORDS,
     target_of,
 )
-from autotune.trainers.present_configuration import flat
+from autotune.trainers.present_configuration import flat, merged, nested
 
 DEGREES = ("tp", "pp", "cp", "ep")
 _PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod|rl)_")
@@ -183,7 +183,10 @@ class OptionMatches:
         self.fixed = {knob: value for knob, value in self.fixed.items() if knob != "zero_stage"}
         self.used.pop("zero_stage", None)
         if self.template is not None:
-            self.template = replace(self.template, stages=(0,))
+            # the file keeps its stage, which parameters on the host need
+            told = nested({"zero_optimization.stage": self.template.stages[0] or None})
+            document = merged(self.template.document, told)
+            self.template = replace(self.template, stages=(0,), document=document)
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -458,6 +461,8 @@ def _said_by_code(found: OptionMatches) -> Iterator[str]:
     is_told = script.started is None or value_of(script.arguments, *DEEPSPEED_FILES)
     if script.code.initializes_deepspeed and not is_told:
         yield "deepspeed.initialize without an argument for DeepSpeed's file"
+    if "colossalai" in script.code.imports:
+        yield "ColossalAI's plugin, which may shard or split the model"
     if script.code.pipelined and "pp" not in found.used:
         yield f"{script.code.pipelined} without an option for the stages"
 

@@ -116,6 +116,8 @@ def settings_draft(
         **told.decided,
     }
     replicas = max(1, place.ranks // math.prod(degrees.get(knob, 1) for knob in ("tp", "pp", "cp")))
+    if place.ranks == 1:  # there is nothing to shard
+        fixed["zero_stage"] = 0
     batch = micro * _count(document, program.accumulation_steps) * replicas
     if program.whole_batch:
         batch = _count(document, (program.whole_batch, micro * replicas))
