@@ -64,7 +64,7 @@ def dangers_of(
             yield Danger(text=words, makes_fit=not is_lower_bound)
         yield from _of_the_config(texts, workload, config, predicted, is_lower_bound)
     for name, text in texts.items():
-        yield from _of_flags(name, text, workload)
+        yield from _of_flags(name, text, workload, config)
         if name.endswith(".py"):
             yield from _of_a_program(name, text, config)
         yield from _of_variables(name, text)
@@ -204,7 +204,9 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         break
 
 
-def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Danger]:
+def _of_flags(
+    name: str, text: str, workload: Workload | None, config: ParallelConfig | None
+) -> Iterator[Danger]:
     """Flags that have no effect as they stand, or undo each other."""
     flags: dict[str, tuple[int, str]] = {}
     for number, line in code_lines(text):
@@ -216,6 +218,7 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
     def on(flag: str) -> bool:
         return flag in flags and flags[flag][1] not in ("false", "0", "no", "none")
 
+    recomputes = config is not None and config.recompute != "none"  # some programs do by default
     is_python, unset = name.endswith(".py"), "dataloader_num_workers" not in flags
     rules = (
         (
@@ -229,7 +232,8 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
             "--amp-dtype has no effect without --amp, so the training runs in fp32",
         ),
         (
-            "gradient_checkpointing_kwargs" in flags and not on("gradient_checkpointing"),
+            "gradient_checkpointing_kwargs" in flags
+            and not (recomputes or on("gradient_checkpointing")),
             "gradient_checkpointing_kwargs",
             "--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing",
         ),

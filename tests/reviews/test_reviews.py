@@ -1006,3 +1006,12 @@ def test_what_lightning_is_told_of_ranks_in_a_text_beside_options(
         any("Lightning's Trainer starts a rank on each" in each for each in found.assumed)
         != is_asked
     )
+
+
+def test_options_of_recomputation_have_an_effect_where_a_program_recomputes_by_default() -> None:
+    from autotune.reviews.dangers import dangers_of
+
+    texts = {"run.sh": "swift sft --gradient_checkpointing_kwargs '{\"use_reentrant\": false}'\n"}
+    assert [each for each in dangers_of(texts) if "has no effect" in each.text]
+    recomputing = ParallelConfig(recompute="full")
+    assert not [each for each in dangers_of(texts, None, recomputing) if "no effect" in each.text]

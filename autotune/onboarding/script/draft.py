@@ -448,6 +448,8 @@ def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
 def _no_baseline(today: LaunchToday) -> str:
     """Why what it is started with is no config of a study; empty where it is one."""
     found, micro = today.found, today.micro_batch_size
+    if found.script.unread and not found.script.options:
+        return f"autotune does not understand {found.script.unread}"
     if formats := _formats_unsaid(found):
         return f"the script mentions {' and '.join(formats)}, but it is unclear whether it trains in that format, so `space.precision` is a placeholder"
     if held := found.script.held_elsewhere:
