@@ -329,8 +329,10 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
 def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """What accelerate's DeepSpeed plugin decides beside the stage."""
     plugin = document.get("deepspeed_config")
-    if not isinstance(plugin, Mapping) or document.get("distributed_type") != "DEEPSPEED":
+    if document.get("distributed_type") != "DEEPSPEED":
         return {}
+    if not isinstance(plugin, Mapping):
+        return {"zero_stage": 2}  # accelerate's default
     if file := plugin.get("deepspeed_config_file"):
         return decided_by("deepspeed", str(file), base)
     return {"offload": "optimizer"} if plugin.get("offload_optimizer_device") in _HOST else {}

@@ -42,7 +42,7 @@ from autotune.onboarding.launch.launch_script import (
     started_by,
     value_of,
 )
-from autotune.onboarding.launch.manifest import is_manifest, launch_of
+from autotune.onboarding.launch.manifest import is_manifest, launch_of, of_makefile
 from autotune.onboarding.launch.started_program import (
     SAY_IT,
     placed,
@@ -239,8 +239,10 @@ def _first_draft(
 ) -> Draft:
     present = with_its_bases(read_present(path), path)
     text = present.files.get(path.name, "")
-    is_yaml = path.suffix in (".yaml", ".yml")
-    if is_yaml and is_manifest(text) and (commands := launch_of(text)):
+    commands = of_makefile(text) if path.name.lower() == "makefile" else ""
+    if path.suffix in (".yaml", ".yml") and is_manifest(text):
+        commands = launch_of(text)
+    if commands:
         at = path.with_suffix(".sh")
         found = text_draft(commands, at, model=model, cluster=cluster, folder=folder, said=said)
         if found is not None:

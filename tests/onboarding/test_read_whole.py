@@ -343,3 +343,18 @@ def test_one_gpu_shards_nothing_whatever_settings_say(tmp_path: Path) -> None:
     draft = drafted(tmp_path, {"a.yml": text}, "a100-80gb-1x1")
     assert at_path(draft.document, "space/zero_stage") == [0]
     assert "zero_stage=0" in draft.document["baseline"]
+
+
+def test_a_makefile_has_a_first_spec(tmp_path: Path) -> None:
+    text = "RUN := torchrun --nproc_per_node=4\nlint:\n\truff check\ntrain: data\n\t@$(RUN) t.py \\\n\t  --batch_size 2\neval:\n\tpython eval.py\n"
+    draft = drafted(tmp_path, {"Makefile": text, "t.py": PLAIN.format("")})
+    assert draft.document["baseline"].startswith("dp=4,micro_batch_size=2")
+
+
+def test_deepspeed_of_accelerate_has_stage_2_by_default(tmp_path: Path) -> None:
+    files = {
+        "run.sh": "accelerate launch --config_file a.yaml t.py\n",
+        "a.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\nnum_machines: 1\n",
+        "t.py": PLAIN.format("from accelerate import Accelerator\n"),
+    }
+    assert "zero_stage=2" in drafted(tmp_path, files).document["baseline"]

@@ -9,6 +9,8 @@ the same.
     run:        SkyPilot's task: envs, num_nodes, resources.accelerators
     services:   docker compose: entrypoint, command, environment
 
+Likewise the recipe of a Makefile.
+
 Of several documents in a file, and of several pods, the first one counts that starts a training.
 """
 
@@ -49,6 +51,24 @@ def is_manifest(text: str) -> bool:
 def launch_of(text: str) -> str:
     """The shell script; empty where no pod starts a training."""
     return next((script for _, script in _training(text)), "")
+
+
+def of_makefile(text: str) -> str:
+    """The recipe of the first target of a Makefile whose name begins with `train`, else those of
+    all targets, as a shell script."""
+    lines = text.replace("\\\n", " ").splitlines()
+    sets = (re.fullmatch(r"(?:export\s+)?(\w+)\s*[:?]?=\s*(.*)", line) for line in lines)
+    recipes: dict[str, list[str]] = {}
+    target = ""
+    for line in lines:
+        if line.startswith("\t"):
+            recipes.setdefault(target, []).append(line.lstrip("\t @-"))
+        elif found := re.match(r"([\w.-]+)\s*:(?!=)", line):
+            target = found[1]
+    trains = [recipe for name, recipe in recipes.items() if name.startswith("train")]
+    body = "\n".join("\n".join(recipe) for recipe in trains[:1] or recipes.values())
+    plain = re.sub(r"\$\((\w+)\)", r"${\1}", body.replace("$$", "$"))
+    return "\n".join((*(f'{found[1]}="{found[2]}"' for found in sets if found), plain))
 
 
 def gpus_of(text: str) -> tuple[int, int] | None:
