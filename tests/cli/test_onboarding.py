@@ -83,7 +83,7 @@ def test_init_writes_a_spec_that_is_planned_from_another_folder(
     assert (done.code, done.out) == (0, "")
     assert "cannot be loaded" not in done.err
     assert "fill in: workload.seq_len" in done.err
-    assert "next: autotune check specs/train.yaml" in done.err
+    assert "next: fill in these values, then autotune check specs/train.yaml" in done.err
     assert run("plan", "specs/train.yaml", "--top", "1", "--json").document["feasible"] > 0
 
 

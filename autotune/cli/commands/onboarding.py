@@ -285,8 +285,8 @@ def _hand_over(
             if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"]
             else "plan"
         )
-        first = "fill in these values" if draft.fill_in else "correct the spec"
-        before = f"{first}, then " if problem else ""
+        before = "correct the spec, then " if problem else ""
+        before = "fill in these values, then " if draft.fill_in else before
         note(f"wrote {output}; next: {before}autotune {step} {output}")
 
 
