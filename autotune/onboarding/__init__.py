@@ -20,6 +20,7 @@ Modules, from the parts to the whole:
     launch/                   what starts it
         command_words.py      a command: launchers, program, arguments
         launch_script.py      a launch script: the program that it starts, and how
+        manifest.py           what a manifest or a Makefile starts, as a launch script
         given_options.py      what the options of the script are given
         started_program.py    the draft of what a launch script starts
         watched_launch.py     init --run: it runs under the probe for a few optimizer steps

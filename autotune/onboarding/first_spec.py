@@ -243,7 +243,7 @@ def _first_draft(
     if path.suffix in (".yaml", ".yml") and is_manifest(text):
         commands = launch_of(text)
     if commands:
-        at = path.with_suffix(".sh")
+        at = path.with_suffix(".sh") if path.suffix else path
         found = text_draft(commands, at, model=model, cluster=cluster, folder=folder, said=said)
         if found is not None:
             return found

@@ -1,7 +1,7 @@
 """Review of a launch: reads what people have, says whether it fits, how fast it should be, and
 which edits make it faster. Nothing is run.
 
-target.py    a script, a command, a configuration, a manifest or a spec, as a spec        manifest.py  Kubernetes
+target.py    a script, a command, a configuration, a manifest or a spec, as a spec
 gains.py     how much faster configs are, with intervals                                    edits.py     the changes that surely gain
 lines.py     an edit as lines of somebody's files                                           dangers.py   what is wrong or dangerous
 earlier.py   what was measured before                                                       completing.py     what was said beside it, and what nobody said

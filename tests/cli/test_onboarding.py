@@ -14,7 +14,7 @@ def test_an_imported_spec_is_planned(run: Callable[..., Any], tmp_path: Path) ->
     known = ("--model", "llama-8b", "--cluster", "h100-sxm-1x8")
     done = run("import", "--from", "deepspeed", "ds.json", *known, "-o", "specs/study.yaml")
     assert (done.code, done.out) == (0, "")
-    assert "next: autotune plan specs/study.yaml" in done.err
+    assert "next: fill in these values, then autotune plan specs/study.yaml" in done.err
     assert run("plan", "specs/study.yaml", "--top", "1").code == 0
 
 

@@ -346,7 +346,7 @@ def test_one_gpu_shards_nothing_whatever_settings_say(tmp_path: Path) -> None:
 
 
 def test_a_makefile_has_a_first_spec(tmp_path: Path) -> None:
-    text = "RUN := torchrun --nproc_per_node=4\nlint:\n\truff check\ntrain: data\n\t@$(RUN) t.py \\\n\t  --batch_size 2\neval:\n\tpython eval.py\n"
+    text = "RUN := torchrun --nproc_per_node=4\ntrain-small:\n\tpython t.py\ntrain: data\n\t@$(RUN) t.py \\\n\t  --batch_size 2\neval:\n\tpython eval.py\n"
     draft = drafted(tmp_path, {"Makefile": text, "t.py": PLAIN.format("")})
     assert draft.document["baseline"].startswith("dp=4,micro_batch_size=2")
 

@@ -54,8 +54,8 @@ def launch_of(text: str) -> str:
 
 
 def of_makefile(text: str) -> str:
-    """The recipe of the first target of a Makefile whose name begins with `train`, else those of
-    all targets, as a shell script."""
+    """The recipe of a Makefile's target `train`, or of the first whose name begins so, else those
+    of all targets, as a shell script."""
     lines = text.replace("\\\n", " ").splitlines()
     sets = (re.fullmatch(r"(?:export\s+)?(\w+)\s*[:?]?=\s*(.*)", line) for line in lines)
     recipes: dict[str, list[str]] = {}
@@ -65,7 +65,8 @@ def of_makefile(text: str) -> str:
             recipes.setdefault(target, []).append(line.lstrip("\t @-"))
         elif found := re.match(r"([\w.-]+)\s*:(?!=)", line):
             target = found[1]
-    trains = [recipe for name, recipe in recipes.items() if name.startswith("train")]
+    named = sorted((name for name in recipes if name.startswith("train")), key="train".__ne__)
+    trains = [recipes[name] for name in named]
     body = "\n".join("\n".join(recipe) for recipe in trains[:1] or recipes.values())
     plain = re.sub(r"\$\((\w+)\)", r"${\1}", body.replace("$$", "$"))
     return "\n".join((*(f'{found[1]}="{found[2]}"' for found in sets if found), plain))
