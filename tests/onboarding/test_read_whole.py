@@ -358,3 +358,14 @@ def test_deepspeed_of_accelerate_has_stage_2_by_default(tmp_path: Path) -> None:
         "t.py": PLAIN.format("from accelerate import Accelerator\n"),
     }
     assert "zero_stage=2" in drafted(tmp_path, files).document["baseline"]
+
+
+def test_modules_under_src_are_read(tmp_path: Path) -> None:
+    loop = "import torch\ndef step(loss):\n    with torch.autocast('cuda', dtype=torch.bfloat16):\n        loss.backward()\n"
+    files = {
+        "run.sh": "torchrun --nproc_per_node 8 -m scripts.t\n",
+        "scripts/t.py": "from own.loop import step\n"
+        + PLAIN.format("").replace("loss.backward()\n", "step()\n"),
+        "src/own/loop.py": loop,
+    }
+    assert "precision=bf16" in drafted(tmp_path, files).document["baseline"]

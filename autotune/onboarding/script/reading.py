@@ -53,12 +53,13 @@ MAX_BYTES = 1 << 19
 
 
 def imported_modules(tree: ast.Module, file: Path, base: Path) -> Iterator[tuple[str, ast.Module]]:
-    """(name of the file, its statements) of the modules that lie beside `file` or under `base`, the
-    nearest first."""
+    """(name of the file, its statements) of the modules that lie beside `file` or under `base` or
+    its `src`, the nearest first."""
     queue, seen = [(tree, file)], {file.resolve()}
+    bases = (base, base / "src")
     while queue and len(seen) <= MAX_MODULES:
         importer, at = queue.pop(0)
-        for path in _imported(importer, at, base):
+        for path in _imported(importer, at, bases):
             if path.resolve() in seen or len(seen) > MAX_MODULES:
                 continue
             seen.add(path.resolve())
@@ -69,16 +70,16 @@ def imported_modules(tree: ast.Module, file: Path, base: Path) -> Iterator[tuple
                     yield path.name, found
 
 
-def _imported(tree: ast.Module, file: Path, base: Path) -> Iterator[Path]:
+def _imported(tree: ast.Module, file: Path, bases: tuple[Path, ...]) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _files(alias.name, (file.parent, base))
+                yield from _files(alias.name, (file.parent, *bases))
         elif isinstance(node, ast.ImportFrom):
             above = file.parent
             for _ in range(node.level - 1):
                 above = above.parent
-            places = (above,) if node.level else (file.parent, base)
+            places = (above,) if node.level else (file.parent, *bases)
             if node.module:
                 yield from _files(node.module, places)
             for alias in node.names:
