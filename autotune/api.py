@@ -76,6 +76,7 @@ from autotune.results.result import Result
 from autotune.slurm.allocation import JobClock, allocation
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
+from autotune.spec.checks import nearest
 from autotune.spec.study import is_same_study
 from autotune.study.assembly import assemble
 from autotune.study.check.prepared import check_document, prepare_check, run_check
@@ -342,7 +343,8 @@ def calibrate(
     if cluster not in calibrator_names():
         raise SpecError(
             f"no calibrator is registered for the cluster {cluster!r}, and a machine can only measure its own cluster",
-            remedy=f"use {', '.join(calibrator_names())} on a machine of that cluster",
+            remedy=nearest(cluster, calibrator_names())
+            or f"use {', '.join(calibrator_names())} on a machine of that cluster",
             field="cluster",
         )
     report = on_progress or (lambda _: None)

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.spec import MeasureSpec
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 
 STAKES = (0.5, 0.9)
 """fractions of its wealth that the bettor of `evidence_slower` stakes: a cautious one, and one that
@@ -133,7 +133,7 @@ def trial_decision(
     middle = statistics.median(step_times)
     half_width = max(high - middle, middle - low)
     if half_width <= measure.precision * middle:
-        reason = f"median known to within {half_width / middle:.1%} after {n} steps"
+        reason = f"median known to within {half_width / middle:.1%} after {number_of(n, 'step')}"
         return StopDecision(stop=True, reason=reason)
     if (
         beat_step_time_s is not None
@@ -141,7 +141,7 @@ def trial_decision(
     ):
         return StopDecision(
             stop=True,
-            reason=f"cannot win: median step {format_duration(middle)} after {n} steps; winning needs {format_duration(beat_step_time_s)} or less",
+            reason=f"cannot win: median step {format_duration(middle)} after {number_of(n, 'step')}; winning needs {format_duration(beat_step_time_s)} or less",
             stopped_early=True,
         )
     if n >= measure.max_steps:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.output import consoles, counted
+from autotune.cli.output import consoles
 from autotune.cli.study_text import noisy_line, state_of, trial_line
 from autotune.ports import StudyRecord
 from autotune.report.table_layout import FittedTable
@@ -35,7 +35,7 @@ from autotune.report.terminal import (
 from autotune.results.answers import result_from
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.spec.texts.as_text import format_span
+from autotune.spec.texts.as_text import format_span, number_of
 from autotune.study.controller.finals.finalists import (
     expected_runs,
     first_finalists,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 
-_SEARCHED = "search trial", "search trials"
+_SEARCHED = "search trial"
 REDRAWS_PER_S = 4
 JUDGING = 20.0
 """times as long as the result so far took to work out, it is kept"""
@@ -119,7 +119,7 @@ class LiveView:
                 self.began = time.monotonic() - record.elapsed_s
                 self._line(
                     f"study {record.id} ({record.study.name})"
-                    + (f", continued after {counted(len(past), 'run', 'runs')}" if past else "")
+                    + (f", continued after {number_of(len(past), 'run')}" if past else "")
                 )
                 if not past and (expected := expected_runs(record.study)):
                     # above the live table, where it stays
@@ -161,7 +161,7 @@ class LiveView:
         self.trials = {trial.number: trial for trial in found.trials}
         self.noisy = noisy_line(document["too_noisy"]) if document.get("too_noisy") else ""
         self._found, self.best = found, found.best.number if found.best is not None else None
-        self.phase, self.message = state_of(study).lower(), study["message"]
+        self.phase, self.message = state_of(study), study["message"]
         self.began = time.monotonic() - study["elapsed_s"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -238,11 +238,11 @@ class LiveView:
         budget = self.study.budget
         searched = sum(t.purpose in ASKED and t.status.is_terminal for t in self.trials.values())
         finals = self._finals_ended()
-        most = f"{searched} of at most {counted(budget.max_trials, *_SEARCHED)}"
+        most = f"{searched} of at most {number_of(budget.max_trials, _SEARCHED)}"
         if finals is not None:
             least, longest = self._least_finals, longest_finals(self.study)
             of = f"{least} to {longest}" if finals <= least else f"up to {max(finals, longest)}"
-            most = f"{counted(searched, *_SEARCHED)} + {finals} of {of} finals"
+            most = f"{number_of(searched, _SEARCHED)} + {finals} of {of} finals"
         if self.began is None:
             return f"{self.phase}   {most}"
         elapsed = time.monotonic() - self.began

@@ -72,7 +72,7 @@ def described(study: dict[str, Any]) -> str:
         f", {format_speedup(speedup, *interval_of(study), over=' the baseline')}" if speedup else ""
     )
     gained = f", {noisy['message']}" if (noisy := study.get("too_noisy")) else gained
-    return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status']}{gained}"
+    return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status'].lower()}{gained}"
 
 
 def _named(source: Source, asked: str, **filters: Any) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ def line_width() -> int:
 
 
 def palette_of(out: Console) -> Palette:
-    """Blocks for the bars where the console has colours to tell their parts apart, otherwise
+    """Blocks for the bars where the console has colors to tell their parts apart, otherwise
     letters."""
     from autotune.report.terminal import Palette
 
@@ -223,11 +224,6 @@ def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
 def note(text: str) -> None:
     """Prints a line for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """A number of things, such as `1 study`."""
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def report_error(error: Exception, *, as_json: bool) -> int:
@@ -312,6 +308,16 @@ def read_study(
     base = base or (folder_of(spec) if isinstance(spec, str) else Path.cwd())
     study = api.load_study(document, overrides=overrides, base=base, limits=limits)
     return study, places_in(document, but=overrides or ())
+
+
+def note_probe_off(study: Study) -> None:
+    """Says, on stderr, that trials of the study's program are not observed, where the probe is
+    switched off."""
+    from autotune.observing.watched import probe_off
+
+    environment = {**os.environ, **study.trainer_options.get("env", {})}
+    if study.trainer != "native" and (told := probe_off(environment)):
+        note(f"note: {told}")
 
 
 def note_stand_ins(spec: str) -> None:

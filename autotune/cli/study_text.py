@@ -16,8 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.output import bare_table, consoles, counted, print_table
+from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
+from autotune.report.findings import failed_how
 from autotune.report.history import history_line
 from autotune.report.notes import infeasible_line, note_of, placed_lines, ranked_note
 from autotune.report.table_layout import Column, FittedTable, Shortening
@@ -50,6 +51,7 @@ from autotune.spec.texts.as_text import (
     duration_cell,
     format_span,
     format_speedup,
+    number_of,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ def print_study(
         infeasible_line(document.get("infeasible") or {}),
     ):
         out.print(line)
-    for sentence in (*why, *(document.get("notes") or ())):
+    for sentence in why:
         out.print(f"  {sentence}")
 
 
@@ -168,27 +170,22 @@ def answer_lines(
             lines.append(("tied", tied_line(document, trials)))
         lines.append(("stability", _beside_baseline(won, baseline, missing)))
         lines += [("limits", remark) for remark in limits]
-    failures = Counter(
-        str(t.failure.kind) if t.failure else "ERROR"
-        for t in trials
-        if t.status is TrialStatus.FAILED
-    )
-    if failures:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in failures.items())
-        lines.append(("failed", f"{kinds} (`autotune logs {study['id']} TRIAL` shows one)"))
-    known = (why_unmeasured(missing), *limits)
-    notes = [
-        note for note in document.get("notes") or () if not any(text in note for text in known)
+    if failed := [t for t in trials if t.status is TrialStatus.FAILED]:
+        how = failed_how(failed)
+        lines.append(("failed", f"{how} (`autotune logs {study['id']} TRIAL` shows one)"))
+    noisy = document.get("too_noisy") or {}
+    known = (why_unmeasured(missing), *limits, *filter(None, [noisy.get("message")]))
+    lines += [
+        ("note", note)
+        for note in document.get("notes") or ()
+        if not any(text in note for text in known)
     ]
-    if notes:
-        more = f" (+{len(notes) - 1} more: --verbose)" if len(notes) > 1 else ""
-        lines.append(("note", f"{notes[0]}{more}"))
     joint = ": " if study.get("interrupted") else ", "
     message = f"{joint}{study['message']}" if study["message"] else ""
     behind = f"; it {words}" if (words := waiting_words(study.get("waits_behind"))) else ""
     lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{behind}"))
-    count = counted(len(trials) or run_count(study), "run", "runs")
-    of = f" of {counted(len(by_config(trials)), 'config', 'configs')}" if trials else ""
+    count = number_of(len(trials) or run_count(study), "run")
+    of = f" of {number_of(len(by_config(trials)), 'config')}" if trials else ""
     spent, explained = (
         format_span(study.get("elapsed_s")),
         f"autotune explain {_named(study, folder)}",
@@ -481,7 +478,7 @@ def run_count(study: Mapping[str, Any]) -> int:
 
 def state_of(study: Mapping[str, Any]) -> str:
     """The status of a study's document, or that it is interrupted: its controller died."""
-    return "interrupted" if study.get("interrupted") else str(study["status"])
+    return "interrupted" if study.get("interrupted") else str(study["status"]).lower()
 
 
 def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -363,7 +363,7 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
             return document
         if time.monotonic() >= deadline:
             raise ServiceError(
-                f"study {study_id} is still {status} after {format_duration(timeout_s)}",
+                f"study {study_id} is still {status.lower()} after {format_duration(timeout_s)}",
                 remedy="pass a larger timeout_s",
             )
         yield poll_s

@@ -20,7 +20,7 @@ memory/          peak.py         peak memory of the fullest rank
                  loss.py         logits and loss, by how it is computed
                  constants.py    constants of memory by trainer, fitted or assumed
 learn/           measured.py     constants fitted to measurements of a cluster
-                 refit.py        constants given trials, with a covariance, and errors of single configs, which neighbours share
+                 refit.py        constants given trials, with a covariance, and errors of single configs, which neighbors share
                  correction.py   a study's estimates given its trials: how wide errors are, trials that stalled, how far trials may move the constants
                  transferred.py  what trials say about another workload
                  from_dry_runs.py  formulas corrected by some configs that were run dry

@@ -195,7 +195,7 @@ class Layout:
     """those of one copy that hold the same experts, over which these are sharded: tp * cp * dp /
     (expert_tp * ep * dp_replicas)"""
     stages_per_domain: Column
-    """neighbouring pipeline ranks that share a domain"""
+    """neighboring pipeline ranks that share a domain"""
 
 
 def layout_of(

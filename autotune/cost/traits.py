@@ -50,7 +50,7 @@ class Traits:
     """pipeline boundaries are sent in tensor-parallel shards and gathered by the receiver (arXiv
     2104.04473, section 4.1)"""
     overlapped_sends: bool = False
-    """interleaved schedules send to the neighbour while the next stage computes (Megatron-Core:
+    """interleaved schedules send to the neighbor while the next stage computes (Megatron-Core:
     overlap_p2p_comm)"""
     gated_kept: float = 4.0
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation

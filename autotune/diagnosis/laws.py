@@ -58,7 +58,7 @@ from autotune.diagnosis.readings import (
     readings_of_memory,
 )
 from autotune.diagnosis.shared_machine import foreign_processes
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 
 WIDE = 3.0
 """ratio of the ends of a prediction's interval above which it is too wide to confirm anything"""
@@ -154,7 +154,7 @@ def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[
         what=f"a step takes {format_duration(seen)}, {'more' if share else 'less'} than the predicted {format_duration(expected)} ({format_duration(low)} to {format_duration(high)})"
         + (", and nothing in the run explains the difference" if share and not explained else ""),
         evidence=(
-            f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval",
+            f"the median of {number_of(len(evidence.step_times_s), 'step')} is outside the predicted interval",
             *([f"the other findings explain {explained:.0%} of the step"] if share and explained else []),
         ),
         confirm="run `autotune calibrate` on this machine, then the same review or plan: the prediction should improve",

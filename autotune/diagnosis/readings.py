@@ -11,7 +11,7 @@ from autotune.diagnosis.critical import LEAST_STEPS
 from autotune.diagnosis.evidence import Evidence
 from autotune.diagnosis.finding import Finding
 from autotune.diagnosis.profiled import shares_of
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 
 
 def bubble(evidence: Evidence) -> Iterator[Finding]:
@@ -80,7 +80,9 @@ def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             cause="memory",
             what="memory is tight, and the GPU's allocator had to retry",
-            evidence=(f"{evidence.alloc_retries:g} retries on the rank with the highest peak",),
+            evidence=(
+                f"{number_of(int(evidence.alloc_retries), 'retry', 'retries')} on the rank with the highest peak",
+            ),
             confirm="run with a smaller micro-batch: the time per sequence should drop",
             change="use a smaller micro-batch or recomputation, or set PYTORCH_ALLOC_CONF=expandable_segments:True",
             knob="micro_batch_size",

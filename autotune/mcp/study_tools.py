@@ -100,7 +100,7 @@ class StudyTools:
         trial = trial_of(self._source.result(study), number)
         if trial.failure is None:
             raise NotFoundError(
-                f"trial {number} of study {study} did not fail; its status is {trial.status}",
+                f"trial {number} of study {study} did not fail; its status is {trial.status.lower()}",
                 remedy="`study_trials` lists the trials",
             )
         return trial.failure.evidence

@@ -194,7 +194,7 @@ class TrialRow(ToolAnswer):
             if measured and measured.peak_memory_bytes
             else None,
             predicted_tokens_per_s=rounded(trial.estimate.tokens_per_s) if trial.estimate else None,
-            failure=f"{trial.failure.kind}: {trial.failure.message}" if trial.failure else "",
+            failure=str(trial.failure) if trial.failure else "",
             reason=trial.reason,
         )
 

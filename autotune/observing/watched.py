@@ -21,6 +21,14 @@ PROFILED_STEPS = 2
 """steps that torch's profiler records with `--profile`"""
 
 
+def probe_off(environment: Mapping[str, str]) -> str:
+    """What is missing if AUTOTUNE_PROBE switches the probe off, in words; empty if it is on."""
+    said = environment.get("AUTOTUNE_PROBE", "").strip()
+    if said.lower() not in ("off", "0", "false", "no"):
+        return ""
+    return f"AUTOTUNE_PROBE={said}, so the program is not observed: figures come from its log alone, and nothing checks them against the spec"
+
+
 def variables_of(
     environment: Mapping[str, str], reports: str, *, profile: bool = False
 ) -> dict[str, str]:
@@ -28,11 +36,7 @@ def variables_of(
     AUTOTUNE_PROBE switches it off. `reports`: the folder, or `NOWHERE`; `profile`: torch's profiler
     records a few steps."""
     package = find_spec("autotune_workers")
-    if (
-        package is None
-        or package.origin is None
-        or environment.get("AUTOTUNE_PROBE", "").lower() in ("off", "0", "false", "no")
-    ):
+    if package is None or package.origin is None or probe_off(environment):
         return {}
     code = str(Path(package.origin).parent / "probe" / "injected")
     path = environment.get("PYTHONPATH", "")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from autotune.reviews.words import against_prediction
 from autotune.spec import ObservedRun
-from autotune.spec.texts.as_text import format_bytes, format_count, format_duration, format_span
+from autotune.spec.texts.as_text import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_span,
+    number_of,
+)
 
 PREFIX = "autotune: "
 WORST = 160
@@ -26,7 +32,7 @@ def _measured(run: ObservedRun, by_output: bool) -> str:
             else "measured: no optimizer step was observed"
         )
     count = len(seen.step_times_s)
-    text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_source_of_times(seen.time_from)})"
+    text = f"measured: {format_duration(seen.step_time_s)} a step (median of {number_of(count, 'step')}{_source_of_times(seen.time_from)})"
     if seen.tokens_per_step:
         text += f", {format_count(seen.median_tokens_per_s)} tokens/s"
     if predicted is None:
@@ -50,7 +56,7 @@ def _ended(run: ObservedRun, kept: str) -> str:
     lasted = format_span((run.ended_at - run.started_at).total_seconds())
     text = f"{run.outcome.lower()} after {lasted}"
     if run.failure is not None:
-        text += f": {run.failure.kind}: {run.failure.message[:WORST]}"
+        text += f": {run.failure.kind.words}: {run.failure.message[:WORST]}"
     peak = run.measurement.peak_memory_bytes if run.measurement else None
     if peak:
         text += f"; peak memory {format_bytes(peak)}"

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
+from autotune.spec.checks import nearest_file
 from autotune.spec.texts.json_text import read_json
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
@@ -72,7 +73,7 @@ FOREIGN = (
 
 
 def foreign_program(document: Mapping[str, Any], *, is_json: bool = False) -> str:
-    """The program that autotune does not know whose file it is; empty where none is recognised.
+    """The program that autotune does not know whose file it is; empty where none is recognized.
     `is_json`: TrainingArguments are read from JSON."""
     paths = frozenset(paths_of(document))
     candidates = FOREIGN[:-1] if is_json else FOREIGN
@@ -188,7 +189,9 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not UTF-8 text", field="FILE") from None
     except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}", field="FILE") from None
+        raise SpecError(
+            f"{path} cannot be read: {error.strerror}", remedy=nearest_file(path), field="FILE"
+        ) from None
 
 
 ON = (True, "auto", "true", "True", "full")

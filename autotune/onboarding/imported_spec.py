@@ -35,7 +35,15 @@ from autotune.onboarding.present_post_training import (
 )
 from autotune.schema.files import is_model_file, read_model
 from autotune.space import complete, why_not
-from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
+from autotune.spec import (
+    KNOBS,
+    ClusterSpec,
+    ModelSpec,
+    ParallelConfig,
+    Workload,
+    catalog,
+    number_of,
+)
 from autotune.trainers import Trainer, trainer
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.own_program import CWD
@@ -274,8 +282,12 @@ def _is_offload(path: str, value: Any) -> bool:
 
 
 def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
-    size = f", currently {ranks} GPUs" if ranks else ""
-    size += f", {nodes[0]} nodes x {nodes[1]} GPUs" if nodes and nodes[0] > 1 else ""
+    size = f", currently {number_of(ranks, 'GPU')}" if ranks else ""
+    size += (
+        f", {number_of(nodes[0], 'node')} x {number_of(nodes[1], 'GPU')}"
+        if nodes and nodes[0] > 1
+        else ""
+    )
     return f"fill in: GPU-NODESxGPUS, e.g. h100-sxm-1x8{size}"
 
 

@@ -32,7 +32,7 @@ from autotune.results.calibrations import (
     program_of,
 )
 from autotune.space import SearchSpace
-from autotune.spec import ParallelConfig, Study, Workload
+from autotune.spec import ParallelConfig, Study, Workload, number_of
 
 TOP = 5
 """best configs of a plan that are run dry"""
@@ -225,7 +225,7 @@ def profile_lines(document: dict[str, Any]) -> list[str]:
     """The same in sentences."""
     others = f"for the other configs ({document['configs']:,} in all), memory comes from formulas corrected by these runs, within {document['spread']:.1%}"
     lines = [
-        f"{len(document['runs'])} configs were dry-run; plan, estimate and tune use the memory of these runs; {others}"
+        f"memory was read from {number_of(len(document['runs']), 'dry run')}, which plan, estimate and tune use; {others}"
     ]
     lines += [
         f"{check['config']}: predicted from the other runs with an error of {check['error']:+.1%}"

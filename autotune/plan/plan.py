@@ -24,7 +24,7 @@ from autotune.spec.checks import positive, positive_int
 from autotune.spec.estimate import risk_text
 from autotune.spec.plain import Plain, to_plain
 from autotune.spec.post_training import RL_KNOBS
-from autotune.spec.texts.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes, number_of
 
 FITS = 0.5
 """largest P(OOM) of a config that is expected to fit"""
@@ -279,7 +279,8 @@ def _on(
     per_node = min(count, cluster.gpus_per_node)
     if count % per_node:
         return WhatIf(
-            num_gpus=count, reason=f"{count} GPUs are not a whole number of nodes of {per_node}"
+            num_gpus=count,
+            reason=f"{number_of(count, 'GPU')} cannot be split into a whole number of nodes of {per_node}",
         )
     resized = replace(
         workload, cluster=cluster.resized(num_nodes=count // per_node, gpus_per_node=per_node)
@@ -379,7 +380,7 @@ def _more_gpus(
     if len(enough):
         gpus = config.world_size * times[int(enough[0])]
         return (
-            f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would be enough",
+            f"about {number_of(gpus, 'GPU')}, with zero_stage=3, recompute=full and micro_batch_size=1, would be enough",
         )
     return (
         "sharding alone cannot make the model fit on any number of these GPUs; split the sequence (cp) or the layers (tp) further",

@@ -25,7 +25,7 @@ from autotune.ports import KnowledgeStore
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
 from autotune.space import Launchable, Proxy, SearchSpace, why_not
-from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, number_of
 from autotune.study import preflight
 from autotune.study.assembly import Assembly, assemble
 from autotune.study.target_findings import TargetFindings
@@ -227,6 +227,6 @@ def _sources(
         (f"; {config} cannot be dry-run: {reason}" for config, reason in runs.failed.items()), ""
     )
     return (
-        f"{source}; memory from dry runs of {len(runs.points)} configs; for others, from formulas corrected by these runs "
+        f"{source}; memory from dry runs of {number_of(len(runs.points), 'config')}; for others, from formulas corrected by these runs "
         f"(here within {spread:.0%}){failed}"
     )

@@ -168,7 +168,7 @@ def trial_facts(trial: Trial) -> dict[str, str]:
     return {
         **knob_words(trial.config),
         "status": str(trial.status).lower(),
-        "failure": f"{trial.failure.kind}: {trial.failure.message}" if trial.failure else UNKNOWN,
+        "failure": str(trial.failure) if trial.failure else UNKNOWN,
         "tokens/s": count_cell(tokens_per_s(trial)) if measured else UNKNOWN,
         "predicted tokens/s": count_cell(float(estimate.tokens_per_s)) if estimate else UNKNOWN,
         MEDIAN_STEP: duration_cell(measured.step_time_s if measured else None),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.spec.texts.as_text import number_of
+
 NAMED = 3
 """later studies that are named"""
 
@@ -12,18 +14,18 @@ NAMED = 3
 def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
     """Sentences of a document of `autotune.study.deletion.Deletion`."""
     lines = [
-        f"study {deletion['study']} ({deletion['name']}) is deleted with {deletion['trials']:,} trials, their logs and the study's history"
+        f"study {deletion['study']} ({deletion['name']}) is deleted with {number_of(deletion['trials'], 'trial')}, their logs and the study's history"
     ]
     if deletion["measured"]:
         lines.append(
-            f"{deletion['measured']:,} measured configs are no longer used by queries across studies or by later searches"
+            f"queries across studies and later searches no longer use its {number_of(deletion['measured'], 'measured config')}"
         )
     if learners := deletion["learners"]:
         names = ", ".join(one["name"] for one in learners[:NAMED]) + (
             ", ..." if len(learners) > NAMED else ""
         )
         lines.append(
-            f"{len(learners):,} later studies may have learned from this study ({names}); they keep their own results"
+            f"{number_of(len(learners), 'later study', 'later studies')} may have learned from this study ({names}), and will keep all own results"
         )
     if held := deletion["held_by"]:
         lines.append(

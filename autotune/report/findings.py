@@ -13,10 +13,10 @@ from autotune.report.terminal import PART_NAMES, format_bytes, format_count, for
 from autotune.results.result import Result
 from autotune.results.without_baseline import why_unmeasured
 from autotune.reward import tokens_per_s
-from autotune.spec import Trial, TrialPurpose, TrialStatus, config_changes
+from autotune.spec import FailureKind, Trial, TrialPurpose, TrialStatus, config_changes
 from autotune.spec.config import capitalized
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup, number_of
 
 OVERLAPPED = "communication_overlapped"
 """communication hidden behind computation: no part of the step's time"""
@@ -137,10 +137,13 @@ def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:
 
 def failures_line(failed: Sequence[Trial]) -> str:
     """`4 trials failed: 3 out of memory, 1 timeout`; empty without any."""
-    kinds = Counter(t.failure.kind.lower().replace("_", " ") for t in failed if t.failure)
-    causes = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    trials = "trial" if len(failed) == 1 else "trials"
-    return f"{len(failed):,} {trials} failed: {causes}" if causes else ""
+    return f"{number_of(len(failed), 'trial')} failed: {failed_how(failed)}" if failed else ""
+
+
+def failed_how(failed: Sequence[Trial]) -> str:
+    """`3 out of memory, 1 timeout`."""
+    kinds = Counter(t.failure.kind if t.failure else FailureKind.ERROR for t in failed)
+    return ", ".join(f"{count:,} {kind.words}" for kind, count in kinds.most_common())
 
 
 def status_counts(trials: Sequence[Trial]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from autotune.report.fit_text import (
     work_line,
     workload_line,
 )
-from autotune.report.memory_over_step import CATEGORY_COLOURS, CATEGORY_NAMES, columns, phases
+from autotune.report.memory_over_step import CATEGORY_COLORS, CATEGORY_NAMES, columns, phases
 from autotune.report.page_frame import html_table, whole_page
 from autotune.report.svg.stacked_area import Stretch, stacked_area
 from autotune.report.terminal import format_bytes
@@ -62,7 +62,7 @@ def memory_figure(fit: Fit, run: DryRun) -> str:
             for name in CATEGORY_NAMES
         },
         names=CATEGORY_NAMES,
-        colours=CATEGORY_COLOURS,
+        colors=CATEGORY_COLORS,
         titles=[
             f"{moment_words(s, fit.config.accumulation_steps)}: {format_bytes(s.total_bytes)}"
             for s in shown

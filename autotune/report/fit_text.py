@@ -24,7 +24,7 @@ from autotune.plan.fit.findings import (
 from autotune.report.memory_over_step import CATEGORY_NAMES
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.spec import DryRun, ParallelConfig, Workload, config_label
-from autotune.spec.texts.as_text import bytes_cell
+from autotune.spec.texts.as_text import bytes_cell, number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def workload_line(workload: Workload) -> str:
     batch = ", ".join(map(str, workload.global_batch_sizes))
     return (
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
-        f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {batch} sequences, {workload.optimizer}, trainer {workload.trainer}"
+        f"{number_of(workload.seq_len, 'token')} x {batch} sequences, {workload.optimizer}, trainer {workload.trainer}"
     )
 
 
@@ -113,9 +113,11 @@ def several_line(fits: Sequence[Fit]) -> str:
     """The answer for several configs in one line."""
     count, failed = sum(fit.fits is True for fit in fits), sum(fit.fits is None for fit in fits)
     if failed == len(fits):
-        return f"no dry run was possible for any of {failed} configs: {fits[0].problem}"
+        return (
+            f"no dry run was possible for any of {number_of(failed, 'config')}: {fits[0].problem}"
+        )
     without = f"; no dry run was possible for {failed} of them" if failed else ""
-    return f"{count or 'none'} of {len(fits)} configs {'is' if count == 1 else 'are'} expected to fit{without}"
+    return f"{count or 'none'} of {number_of(len(fits), 'config')} {'is' if count == 1 else 'are'} expected to fit{without}"
 
 
 def rank_names(fit: Fit) -> tuple[str, ...]:
@@ -271,10 +273,9 @@ def closing_lines(fit: Fit) -> list[str]:
     lines += [f"note: {note}" for note in fit.notes]
     if fit.runs:
         ran_on = ", ".join(f"{name} {version}" for name, version in fit.versions.items())
-        count = len(fit.runs)
         most = max(run.process_peak_bytes for run in fit.runs)
         lines.append(
-            f"{count} dry run{'s' if count > 1 else ''} of a {fit.runs[0].world_size:,}-rank job in {format_duration(fit.took_s)}"
+            f"{number_of(len(fit.runs), 'dry run')} of a {fit.runs[0].world_size:,}-rank job in {format_duration(fit.took_s)}"
             + (f", with {format_bytes(most)} of memory" if most else "")
             + (f" ({ran_on})" if ran_on else "")
         )

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.ports import EventKind
 from autotune.ports.trial_runner import UNLIMITED_RANKS
 from autotune.report.terminal import format_count
-from autotune.spec import ParallelConfig, config_label
+from autotune.spec import Failure, ParallelConfig, config_label, number_of
 
 MESSAGES: Mapping[str, str] = {
     EventKind.MACHINE_CHANGED: "",
@@ -42,16 +42,16 @@ def history_line(event: Mapping[str, Any]) -> str:
             if (speed := data.get(name)) is not None:
                 data = {**data, "speed": f"{format_count(speed)} {unit}"}
         if failure := data.get("failure"):
-            data = {**data, "message": f"{failure['kind']}: {failure['message']}"}
+            data = {**data, "message": str(Failure.from_dict(failure))}
+        if status := data.get("status"):
+            data = {**data, "status": status.lower()}
         told = ("status", "speed", "kind", "message", "reason")
         words += [str(data[name]) for name in told if data.get(name)]
         return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
     if kind == EventKind.ATTEMPT_ENDED:
-        failure = data.get("failure") or {}
-        why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
-        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (
-            f": {why}" if why else ""
-        )
+        failure = data.get("failure")
+        why = f": {Failure.from_dict(failure)}" if failure else ""
+        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended{why}"
     if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
         asked = "ending" if kind == EventKind.ATTEMPT_CANCELLED else "waiting"
         return f"trial {data.get('number')} is {asked}: {data.get('reason', '')}"
@@ -59,7 +59,7 @@ def history_line(event: Mapping[str, Any]) -> str:
         known = data.get("capacity")
         is_counted = known and known < UNLIMITED_RANKS
         return (
-            f"controller started; the runner has room for {known} ranks"
+            f"controller started; the runner has room for {number_of(known, 'rank')}"
             if is_counted
             else "controller started"
         )

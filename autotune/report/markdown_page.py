@@ -1,4 +1,4 @@
-"""One study as GitHub-flavoured Markdown, for a pull request: the answer first, then parts that
+"""One study as GitHub-flavored Markdown, for a pull request: the answer first, then parts that
 open with a click, figures as tables with bars.
 
 It is at most `MOST_CHARACTERS` long, so that it can be a comment: of long tables the first rows are

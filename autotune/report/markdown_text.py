@@ -1,4 +1,4 @@
-"""Text, tables and bars in GitHub-flavoured Markdown, from words that may hold anything.
+"""Text, tables and bars in GitHub-flavored Markdown, from words that may hold anything.
 
 A name or a message of a study never becomes markup, a link to an issue (`#1`) or a call of a person
 (`@name`): signs that mean something get a backslash, or a zero-width space behind them. The only

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from autotune.report.terminal import PART_COLOURS, Palette, format_bytes
+from autotune.report.terminal import PART_COLORS, Palette, format_bytes
 from autotune.spec import MemorySample
 
 CATEGORY_NAMES: Mapping[str, str] = {
@@ -25,14 +25,14 @@ CATEGORY_NAMES: Mapping[str, str] = {
 }
 """What people call the categories of a dry run, in the order in which they are stacked: what stays
 lies at the bottom."""
-CATEGORY_COLOURS: Mapping[str, str] = {
-    "parameters": PART_COLOURS["weights"],
+CATEGORY_COLORS: Mapping[str, str] = {
+    "parameters": PART_COLORS["weights"],
     "buffers": "#72b7b2",
-    "optimizer": PART_COLOURS["optimizer"],
-    "gradients": PART_COLOURS["gradients"],
-    "activations": PART_COLOURS["activations"],
+    "optimizer": PART_COLORS["optimizer"],
+    "gradients": PART_COLORS["gradients"],
+    "activations": PART_COLORS["activations"],
     "temporaries": "#eeca3b",
-    "communication": PART_COLOURS["communication"],
+    "communication": PART_COLORS["communication"],
     "inputs": "#9d9da1",
 }
 _LETTERS = {name: ("W" if name == "parameters" else name[0].upper()) for name in CATEGORY_NAMES}
@@ -113,7 +113,7 @@ def _cell(sample: MemorySample, level: float, empty: str, palette: Palette) -> s
     for name in CATEGORY_NAMES:
         below += sample.parts_bytes.get(name, 0)
         if level <= below:
-            return f"[{CATEGORY_COLOURS[name]}]█[/]" if palette.unicode else _LETTERS[name]
+            return f"[{CATEGORY_COLORS[name]}]█[/]" if palette.unicode else _LETTERS[name]
     return empty
 
 
@@ -122,7 +122,7 @@ def _legend(shown: Sequence[MemorySample], palette: Palette) -> str:
         name for name in CATEGORY_NAMES if any(sample.parts_bytes.get(name, 0) for sample in shown)
     ]
     marks = {
-        name: f"[{CATEGORY_COLOURS[name]}]█[/] " if palette.unicode else f"{_LETTERS[name]}="
+        name: f"[{CATEGORY_COLORS[name]}]█[/] " if palette.unicode else f"{_LETTERS[name]}="
         for name in used
     }
     return "  ".join(f"{marks[name]}{CATEGORY_NAMES[name]}" for name in used)

@@ -14,7 +14,13 @@ from autotune.results.figure import Figure
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial
-from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell, format_speedup
+from autotune.spec.texts.as_text import (
+    bytes_cell,
+    count_cell,
+    duration_cell,
+    format_speedup,
+    number_of,
+)
 
 
 class NotebookView:
@@ -27,7 +33,7 @@ class NotebookView:
     def summary_html(self, result: Result) -> str:
         """Name, status and speedup; a table of winner and baseline; why it won."""
         study = result.record.study
-        heading = f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} runs"
+        heading = f"<strong>{escape(study.name)}</strong>: {escape(result.record.status.lower())}, {number_of(len(result.shown), 'run')}"
         if result.too_noisy is not None:
             heading += f", {escape(str(result.too_noisy))}"
         elif result.speedup is not None:

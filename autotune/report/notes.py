@@ -2,7 +2,7 @@
 
 A table of trials shows a note in each row. A note that `SHARED_BY` or more rows share is written
 once, under the table, and the rows show only its gist: what it says before its colon
-(`OUT_OF_MEMORY`, `cannot win`), or a number in brackets where it has none. Errors share a note only
+(`out of memory`, `cannot win`), or a number in brackets where it has none. Errors share a note only
 where their cause is the same but for its figures, so that each cause is seen.
 
 Where the ranks of a study are, in words: nodes, and GPUs or CPU ranks on each; and why trials wait
@@ -48,8 +48,8 @@ def note_of(trial: Trial) -> str:
         failure = trial.failure
         if failure.kind in CAUSES and ": " in failure.exception:
             rank = "" if failure.rank is None else f" (rank {failure.rank})"
-            return f"{failure.kind}: {failure.exception.splitlines()[0]}{rank}"
-        return f"{trial.failure.kind}: {trial.failure.message}"
+            return f"{failure.kind.words}: {failure.exception.splitlines()[0]}{rank}"
+        return str(failure)
     if (seen := trial.measurement) is None:
         return trial.reason
     heat = _throttling(seen) if seen.is_throttled else ""
@@ -82,7 +82,7 @@ def brief_note(trial: Trial, *, most: int) -> str:
     if trial.failure is None:
         return re.split(r"[:;,] ", note, maxsplit=1)[0]
     failure = trial.failure
-    kind = failure.kind.lower().replace("_", " ")
+    kind = failure.kind.words
     said = (
         failure.exception.splitlines()[0].partition(": ")[2]
         if failure.kind in CAUSES and failure.exception

@@ -133,8 +133,13 @@ def failure_row(trial: Trial) -> list[str]:
         raise ValueError(f"trial {trial.number} did not fail")
     places = (("rank", failure.rank), ("step", failure.step))
     where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
-    kind = str(failure.kind).lower().replace("_", " ")
-    return [str(trial.number), config_label(trial.config), kind, where or UNKNOWN, failure.message]
+    return [
+        str(trial.number),
+        config_label(trial.config),
+        failure.kind.words,
+        where or UNKNOWN,
+        failure.message,
+    ]
 
 
 def commands_again(found: Result) -> list[str]:

@@ -9,9 +9,9 @@ A table that programs can read where nobody looks at it: in a terminal as rich d
 or a pipe as lines of cells with tabs between them.
 
 The first line of a piped table holds the headings. Cells are whole: nothing is cut short, wrapped,
-padded or coloured. What stands under a table comes after its lines. Text is shown as it is, never
-read as rich's markup, in which the `[ray]` of `autotune-parallel[ray]` would be a colour; what has
-colours is a `Text`.
+padded or colored. What stands under a table comes after its lines. Text is shown as it is, never
+read as rich's markup, in which the `[ray]` of `autotune-parallel[ray]` would be a color; what has
+colors is a `Text`.
 """
 
 from __future__ import annotations
@@ -175,6 +175,6 @@ def _as_it_is(text: Any, style: str = "") -> Any:
 
 
 def _plain(cell: Any, *, keep_lines: bool = False) -> str:
-    """A cell without colours; without line ends and tabs too, which would make two cells of it."""
+    """A cell without colors; without line ends and tabs too, which would make two cells of it."""
     text = cell.plain if isinstance(cell, Text) else str(cell)
     return text if keep_lines else " ".join(text.split())

@@ -1,6 +1,6 @@
 """What the terminal shows of studies: labels, sizes, times, tables and bars.
 
-Tables are rich renderables; a `Palette` says which signs and colours the terminal can show, so that
+Tables are rich renderables; a `Palette` says which signs and colors the terminal can show, so that
 a log file, a dumb terminal or an ASCII locale gets the same facts in plain characters.
 """
 
@@ -51,7 +51,7 @@ PART_NAMES: Mapping[str, str] = {
     "framework": "framework",
 }
 """How people call the parts of a step and of the memory peak."""
-PART_COLOURS: Mapping[str, str] = {
+PART_COLORS: Mapping[str, str] = {
     "compute": "#4c78a8",
     "tp_comm": "#f58518",
     "pp_comm": "#eeca3b",
@@ -69,8 +69,8 @@ PART_COLOURS: Mapping[str, str] = {
     "logits": "#eeca3b",
     "framework": "#9d9da1",
 }
-"""One colour per part, the same in terminals and in the HTML report."""
-STATUS_COLOURS: Mapping[str, str] = {
+"""One color per part, the same in terminals and in the HTML report."""
+STATUS_COLORS: Mapping[str, str] = {
     "COMPLETED": "green",
     "STOPPED": "cyan",
     "RUNNING": "yellow",
@@ -150,7 +150,7 @@ def time_bar(
     cells = _shares(values, width)
     if palette.unicode:
         bar = "".join(
-            f"[{PART_COLOURS.get(name, 'white')}]{'█' * cells[name]}[/]"
+            f"[{PART_COLORS.get(name, 'white')}]{'█' * cells[name]}[/]"
             for name in values
             if cells[name]
         )
@@ -175,7 +175,7 @@ def time_legend(
     words = []
     for share, name in shown:
         mark = (
-            f"[{PART_COLOURS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
+            f"[{PART_COLORS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
         )
         words.append(f"{mark}{PART_NAMES.get(name, name)} {share:.0%}")
     return "  ".join(words)
@@ -449,7 +449,7 @@ def _status_now(trial: Trial, steps: Mapping[int, int] | None) -> Text:
 def _status(status: TrialStatus) -> Text:
     from rich.text import Text
 
-    return Text(status.lower(), style=STATUS_COLOURS[status])
+    return Text(status.lower(), style=STATUS_COLORS[status])
 
 
 def safe(text: str, palette: Palette = FULL) -> str:

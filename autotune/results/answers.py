@@ -44,7 +44,7 @@ from autotune.spec.post_training import TRAINED
 from autotune.spec.runs.trial import trial_numbers
 from autotune.spec.runs.versions import asked_versions, conditions, differences, has_versions
 from autotune.spec.study import SIMULATED
-from autotune.spec.texts.as_text import format_count, format_duration, format_span
+from autotune.spec.texts.as_text import format_count, format_duration, format_span, number_of
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals.finalists import ROUNDING, total_of
@@ -399,8 +399,7 @@ def waiting_words(behind: Mapping[str, int] | None) -> str:
         return ""
     if not behind["studies"]:
         return "is next in the queue"
-    studies = "1 study" if behind["studies"] == 1 else f"{behind['studies']:,} studies"
-    return f"waits behind {studies} of {behind['owners']:,} {'owner' if behind['owners'] == 1 else 'owners'}"
+    return f"waits behind {number_of(behind['studies'], 'study', 'studies')} of {number_of(behind['owners'], 'owner')}"
 
 
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
@@ -608,9 +607,11 @@ def _measured_otherwise(study: Study, trainer: str) -> list[str]:
 def _unproven(trial: Trial) -> str:
     """Why nothing shows that the trial's config trains; empty where it was measured."""
     if trial.failure is not None:
-        return f"trial {trial.number} failed ({trial.failure.kind}: {trial.failure.message}), and this launch starts the same config"
+        return (
+            f"trial {trial.number} failed ({trial.failure}), and this launch starts the same config"
+        )
     if trial.measured is None:
-        return f"trial {trial.number} is {trial.status} and has not been measured, so this launch starts an untried config"
+        return f"trial {trial.number} is {trial.status.lower()} and has not been measured, so this launch starts an untried config"
     return ""
 
 
@@ -620,7 +621,7 @@ def trial_of(result: Result, number: int) -> Trial:
     if found is None:
         raise NotFoundError(
             f"study {result.record.id} has no trial {number}",
-            remedy=f"the study's {len(result.trials):,} trials are numbered from 0"
+            remedy=f"use a number from 0 to {len(result.trials) - 1}"
             if result.trials
             else "the study has no trials yet",
         )
@@ -641,7 +642,7 @@ def _length_notes(
     if launch == longer:
         return ()
     return (
-        f"the launch runs only {steps} steps, like a trial; for the full run, export again with `--option steps=N`",
+        f"the launch runs only {number_of(steps, 'step')}, like a trial; for the full run, export again with `--option steps=N`",
     )
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.learn.dry_runs import VERSION, DryRuns
 from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS
-from autotune.spec import Study, Trial, Workload
+from autotune.spec import Study, Trial, Workload, number_of
 from autotune.spec.plain import identity
 from autotune.trainers.base.own_program import COMMAND, program_name
 
@@ -156,7 +156,7 @@ def _taught(constants: Calibration, runs: list[tuple[Workload, Trial]]) -> Calib
         known.constants,
         level=known.constants.level * math.exp(known.log_level),
         level_sigma=min(constants.level_sigma, sigma),
-        source=f"{constants.source}; adjusted by {count} observed run{'s' if count > 1 else ''}",
+        source=f"{constants.source}; adjusted by {number_of(count, 'observed run')}",
     )
 
 

@@ -13,10 +13,10 @@ from autotune.errors import MissingExtraError, NotFoundError
 from autotune.ports import StudyRecord
 from autotune.registry import VIEWS, load
 from autotune.results.figure import Figure
-from autotune.spec import Trial
+from autotune.spec import Trial, TrialStatus
 from autotune.spec.checks import nearest
 from autotune.spec.runs.trial_row import TRIAL_COLUMNS, trial_row
-from autotune.spec.texts.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup, number_of
 from autotune.study.controller import TooNoisy
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Result:
 
     @property
     def failed(self) -> tuple[Trial, ...]:
-        """Trials with a failure."""
-        return tuple(t for t in self.trials if t.failure is not None)
+        """Trials that failed. A trial that was cancelled after a failed attempt is not among them."""
+        return tuple(t for t in self.trials if t.status is TrialStatus.FAILED)
 
     @property
     def plot(self) -> Plots:
@@ -98,7 +98,7 @@ class Result:
 
     def __repr__(self) -> str:
         record = self.record
-        facts = [repr(record.study.name), str(record.status), f"{len(self.shown)} runs"]
+        facts = [repr(record.study.name), str(record.status), number_of(len(self.shown), "run")]
         if self.best is not None:
             facts.append(f"best {self.best.config}")
         if self.too_noisy is not None:

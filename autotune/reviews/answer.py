@@ -226,8 +226,8 @@ class Review:
     """best first"""
     together: Together | None = None
     """all edits at once; None where there is none"""
-    best_gain: float = 1.0
-    """the most that is predicted of any config that fits, proposed or not"""
+    best: Together | None = None
+    """the highest prediction of all configs that fit, proposed or not"""
     trials: tuple[Edit, ...] = ()
     """changes that are worth a trial, the most promising first, where none is sure to gain"""
     if_out_of_memory: Edit | None = None
@@ -260,6 +260,11 @@ class Review:
         return None if is_unknown else fits
 
     @property
+    def best_gain(self) -> float:
+        """The most that is predicted of any config that fits; 1 where none is faster."""
+        return max(1.0, self.best.gain.gain) if self.best else 1.0
+
+    @property
     def checkpoints(self) -> CheckpointPolicy | None:
         """How often to save, and what is lost all the same; None where the spec does not say how
         the cluster fails."""
@@ -284,6 +289,7 @@ class Review:
             "edits": to_plain(self.edits),
             "together": to_plain(self.together),
             "best_gain": self.best_gain,
+            "best": to_plain(self.best),
             "worth_a_trial": to_plain(self.trials[0]) if self.trials else None,
             "trials": to_plain(self.trials),
             "if_out_of_memory": to_plain(self.if_out_of_memory),

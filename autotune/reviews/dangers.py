@@ -12,7 +12,7 @@ from autotune.plan.plan import FITS
 from autotune.reviews.answer import Danger
 from autotune.spec import Estimate, ParallelConfig, Workload
 from autotune.spec.estimate import AT_THE_LIMIT
-from autotune.spec.texts.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes, number_of
 
 FREE = 0.6
 """share of the memory that is free where recomputation is too much"""
@@ -101,7 +101,7 @@ def _of_the_config(
         (
             bubble > BUBBLE,
             r"pipeline|\bpp\b",
-            f"pipeline bubbles take {bubble:.0%} of each step, because {config.pp} stages share {config.accumulation_steps} micro-batches; use smaller micro-batches, fewer stages or an interleaved schedule",
+            f"pipeline bubbles take {bubble:.0%} of each step, because {config.pp} stages share {number_of(config.accumulation_steps, 'micro-batch', 'micro-batches')}; use smaller micro-batches, fewer stages or an interleaved schedule",
         ),
         (
             config.precision == "fp32" and "bf16" in gpu.peak_flops_per_s and not is_cpu,

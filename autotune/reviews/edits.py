@@ -80,8 +80,8 @@ class Proposal:
 
     edits: tuple[Edit, ...]
     together: Together | None
-    best_gain: float
-    """the most that is predicted of any config that surely fits"""
+    best: Together | None
+    """the highest prediction of all configs that surely fit, whose interval may include losses"""
     trials: tuple[Edit, ...] = ()
     """changes that are worth a trial, the most promising first, where none is sure to gain"""
     if_out_of_memory: Edit | None = None
@@ -123,18 +123,18 @@ def proposal(
     weighed.look_at((*fastest, *risky, *alike))
     leading = weighed.leading(fastest)
     target = weighed.surely_faster(leading)
-    most = max(1.0, weighed.gain(fastest[0]).gain) if fastest else 1.0
+    best = weighed.together(fastest[0]) if fastest and fastest[0] != config else None
     if target is None:
         return Proposal(
-            (), None, most, tuple(weighed.trials()), None if is_safe else weighed.rescue(leading)
+            (), None, best, tuple(weighed.trials()), None if is_safe else weighed.rescue(leading)
         )
     edits = tuple(
         sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order)
     )
     return Proposal(
         edits,
-        Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)),
-        most,
+        weighed.together(target),
+        best,
     )
 
 
@@ -284,6 +284,10 @@ class _Weighed:
             ):
                 named.append(moves)
                 yield self.whole(best)
+
+    def together(self, config: ParallelConfig) -> Together:
+        """All its changes, with what they come to."""
+        return Together(config=config, estimate=self.estimate(config), gain=self.gain(config))
 
     def whole(self, config: ParallelConfig) -> Edit:
         """All its changes as one."""

@@ -10,7 +10,7 @@ from autotune.errors import SpecError
 from autotune.reviews.answer import Observed
 from autotune.spec import Estimate, ParallelConfig, Study
 from autotune.spec.post_training import TRAINED
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 from autotune.trainers import trainer
 from autotune.trainers.post_training.logs import read_phases
 
@@ -60,7 +60,7 @@ def _measured(
         )
         return (
             rest_s + seconds,
-            f"phases of {steps} steps in the log, excluding evaluation and saving",
+            f"phases of {number_of(steps, 'step')} in the log, excluding evaluation and saving",
         )
     read = trainer(study.trainer).reader(study.trainer_options)
     of_step: dict[str, int] = {
@@ -82,7 +82,7 @@ def _measured(
             remedy="set the step time, e.g. --measured 2.1s",
             field="--log",
         )
-    return median(times[1:]), f"median of {len(times) - 1} steps in the log"
+    return median(times[1:]), f"median of {number_of(len(times) - 1, 'step')} in the log"
 
 
 _BAR_RATE = re.compile(r"\d+/\d+ \[[^\]]*?([\d.]+)(s/it|it/s)")

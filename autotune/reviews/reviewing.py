@@ -38,7 +38,7 @@ from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import Launchable, complete
 from autotune.space.baseline import default_of_study
-from autotune.spec import ClusterSpec, ParallelConfig, Study
+from autotune.spec import ClusterSpec, ParallelConfig, Study, number_of
 from autotune.trainers.present_configuration import ONLY_THE_SHELL
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _with_edits(
         reviewed,
         edits=edits,
         together=together,
-        best_gain=proposed.best_gain,
+        best=proposed.best,
         trials=tuple(map(located, proposed.trials)),
         if_out_of_memory=located(fitting) if fitting else None,
         lines=lines,
@@ -293,7 +293,10 @@ def _of_ranks(
     found: Target, study: Study, config: ParallelConfig, other_ranks: Sequence[str]
 ) -> Iterator[str]:
     """What there is to say of the ranks that are reviewed, and of the GPUs beside them."""
-    yield from (f"{words}; the review is for {config.world_size} ranks" for words in other_ranks)
+    yield from (
+        f"{words}; the review is for {number_of(config.world_size, 'rank')}"
+        for words in other_ranks
+    )
     rl, cluster, loop = study.workload.rl, study.workload.cluster, study.workload.loop
     used = config.world_size + (rl.rollout_gpus if rl else 0)
     if used >= cluster.num_gpus or other_ranks:
@@ -321,7 +324,7 @@ def _other_ranks(
         return ()
     nodes, per_node = found.asked
     return (
-        f"the launch starts {nodes * per_node} ranks ({nodes} x {per_node}), but --cluster {cluster.name} has {cluster.num_gpus} GPUs",
+        f"the launch starts {number_of(nodes * per_node, 'rank')} ({nodes} x {per_node}), but --cluster {cluster.name} has {number_of(cluster.num_gpus, 'GPU')}",
     )
 
 

@@ -15,6 +15,7 @@ from autotune.plan.plan import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
 from autotune.reviews.edits import LEAST
+from autotune.spec import config_changes
 from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.runs.observed import OBSERVED
 from autotune.spec.texts.as_text import (
@@ -24,6 +25,7 @@ from autotune.spec.texts.as_text import (
     format_gain,
     format_mfu,
     notes_of,
+    number_of,
     two_digits,
 )
 
@@ -109,9 +111,7 @@ def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
             if part.kept == len(part.items):
                 growing.remove(part)
     left = [(len(part.items) - part.kept, part.noun) for part in parts]
-    words = ", ".join(
-        f"{count} more {noun}{'s' if count > 1 else ''}" for count, noun in left if count
-    )
+    words = ", ".join(f"{number_of(count, f'more {noun}')}" for count, noun in left if count)
     return [f"and {words}; use --all to print everything"]
 
 
@@ -253,7 +253,8 @@ def _together(review: Review) -> Iterator[str]:
         elif review.trials:
             yield "no edit is certain both to fit and to be faster; try these edits, and keep those that are faster:"
         elif review.best_gain >= LEAST:
-            yield f"no edit is certain to be faster (the best guess is {format_gain(review.best_gain)}, but its interval includes losses); run a trial, or add --measured"
+            yield "no edit is certain to be faster; run a trial, or add --measured"
+            yield from _highest(review)
         elif review.fits is None and review.is_upper_bound:
             yield "no edit that surely fits gains 3% or more; whether the launch fits depends on what is assumed above"
         else:
@@ -266,7 +267,16 @@ def _together(review: Review) -> Iterator[str]:
             f"{float(together.estimate.oom_probability):.0%} OOM risk"
         )
     if review.best_gain >= LEAST * together.gain.gain:
-        yield f"edits that may be slower are not listed; `autotune plan` ranks all configs and predicts up to {format_gain(review.best_gain)}"
+        yield from _highest(review)
+
+
+def _highest(review: Review) -> Iterator[str]:
+    """The config with the highest prediction, with which `autotune plan` begins: its interval may
+    include losses, so it is none of the edits."""
+    if (best := review.best) is not None and review.config is not None:
+        changes = config_changes(review.config, best.config)
+        risk = f"{float(best.estimate.oom_probability):.0%} OOM risk"
+        yield f"highest prediction, not certain: {changes}: {format_gain(best.gain.gain)}, {risk}"
 
 
 def _changes(edit: Edit) -> str:

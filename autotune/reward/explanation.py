@@ -25,7 +25,7 @@ from autotune.spec import (
     Workload,
 )
 from autotune.spec.config import changes_as_text
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 
 WEAK = 0.95
 """parts of stability below this score are mentioned"""
@@ -176,16 +176,16 @@ def _has_weak_loss(m: Measurement) -> bool:
 
 
 def _failed(trial: Trial) -> list[str]:
-    text = [f"trial {trial.number} ({trial.config}) has no result; its status is {trial.status}"]
+    text = [
+        f"trial {trial.number} ({trial.config}) has no result; its status is {trial.status.lower()}"
+    ]
     if trial.failure is not None:
         where = ", ".join(
             f"{k} {v}"
             for k, v in (("rank", trial.failure.rank), ("step", trial.failure.step))
             if v is not None
         )
-        text.append(
-            f"{trial.failure.kind}: {trial.failure.message}" + (f" ({where})" if where else "")
-        )
+        text.append(str(trial.failure) + (f" ({where})" if where else ""))
         if trial.failure.exception:
             text.append(trial.failure.exception)
     elif trial.reason:
@@ -366,7 +366,7 @@ def _weaknesses(m: Measurement) -> list[str]:
         "trend": "the loss grows more than its noise explains",
         "slowing": "steps become slower; a longer run would continue at the speed of the last steps",
         "jitter": f"step times vary by {m.step_time_spread:.0%}",
-        "finite": f"{m.nonfinite_steps} steps were not finite",
+        "finite": f"{number_of(m.nonfinite_steps, 'step')} had a non-finite loss or gradient",
     }
     text = [
         f"{name} {value:.2f}: {evidence[name]}"
@@ -387,7 +387,7 @@ def loss_in_words(m: Measurement) -> str:
         )
     if (c := m.loss_comparison) is None:
         return "the losses could not be compared with those of other trials, so only their trend counts"
-    others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
+    others = f"{number_of(c.curves, 'other trial')}"
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
     relation = side if abs(c.excess) >= LEAST_LOSS else "the same as"
     chance = f"; noise {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""

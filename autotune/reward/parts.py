@@ -7,7 +7,7 @@
                                 |mean of the last quarter of x and of r, relative|          0.03   0.15
                                 share of steps with |x - r| > 5% of r, p                    0.1    0.5
     equal_tokens  (excess - noise) of the loss / loss of the other configs                  0.03   0.15
-    spikes        share of steps with g[i] > 4 * median of its up to six neighbours, p      0      0.2
+    spikes        share of steps with g[i] > 4 * median of its up to six neighbors, p      0      0.2
     skipped       share of steps that dynamic loss scaling skipped, p                       0.02   0.5
     headroom      peak memory / capacity of the rank with the highest peak                  0.92   1.0
     slowing       step time at the end / in the middle, by the median slope, p              1.03   1.2

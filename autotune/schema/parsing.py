@@ -340,7 +340,7 @@ class _Order:
         """of each mapping of the document, by identity: the places of its keys"""
 
     def of(self, field: str) -> list[int]:
-        """Where a field stands among its neighbours, from the outermost mapping inwards; a missing key comes last."""
+        """Where a field stands among its neighbors, from the outermost mapping inwards; a missing key comes last."""
         found: list[int] = []
         document: Any = self._document
         for part in field.removeprefix(self._prefix).strip(".").split("."):
@@ -434,7 +434,7 @@ def _named(model: ModelSpec, asked: StudyDocument) -> ModelSpec:
 
 
 def _for_sequence(model: ModelSpec, seq_len: int) -> ModelSpec:
-    """Learnt positions reach as far as the sequence: a model that is trained from scratch may have more of them than its namesake."""
+    """Learned positions reach as far as the sequence: a model that is trained from scratch may have more of them than its namesake."""
     return replace(model, max_positions=seq_len) if 0 < model.max_positions < seq_len else model
 
 

@@ -16,7 +16,6 @@ import math
 import re
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from autotune.schema.source_text import (
     open_brackets,
     places_in,
 )
-from autotune.spec.checks import nearest
+from autotune.spec.checks import nearest_file
 from autotune.spec.texts.json_text import RepeatedKeyError, read_json
 
 MAX_BYTES = 1 << 18
@@ -49,7 +48,7 @@ def read_document(source: str | Path, *, what: str, built_in: Collection[str] = 
             raise SpecError(
                 f"the {what} {str(source)!r} "
                 + ("is not a file" if path.exists() else "does not exist"),
-                remedy=_nearest_file(path, built_in)
+                remedy=nearest_file(path, built_in)
                 or "pass the path of a YAML or JSON file, or - for standard input"
                 + (f", or a built-in name: {', '.join(built_in)}" if built_in else ""),
             )
@@ -111,18 +110,6 @@ def parse_text(
     with places_in(read):
         check_size(read)
     return read
-
-
-def _nearest_file(path: Path, built_in: Collection[str]) -> str:
-    """ "did you mean X?" for the file of a like name beside a path or a built-in name, or nothing."""
-    beside: list[str] = []
-    with suppress(OSError):
-        beside = [
-            other.name
-            for other in path.parent.iterdir()
-            if other.suffix in (".yaml", ".yml", ".json")
-        ]
-    return nearest(path.name, [*built_in, *beside[:1000]])
 
 
 def check_size(document: Mapping[str, Any]) -> None:

@@ -185,7 +185,7 @@ class PostTrainingDocument(Document, defer_build=True):
 
 
 class RolloutDocument(Document, defer_build=True):
-    """How fast responses are generated: given by you, not modelled."""
+    """How fast responses are generated: given by you, not modeled."""
 
     tokens_per_s_per_gpu: (
         Annotated[

@@ -537,7 +537,7 @@ class StudyDocument(Document, defer_build=True):
     )
     rollout: Annotated[RolloutDocument, Later(RolloutDocument)] | None = Field(
         default=None,
-        description="generation speed for `rl`, as numbers or from a log; it is not modelled",
+        description="generation speed for `rl`, as numbers or from a log; it is not modeled",
     )
     space: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")],

@@ -14,7 +14,7 @@ from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecEr
 from autotune.registry import PASSED, SEARCHERS, find, load, passed_name, registered
 from autotune.search.searcher import Problem, Searcher
 from autotune.space import Launchable, SearchSpace
-from autotune.spec import Estimate, Objective, ParallelConfig, Study, Trial, Workload
+from autotune.spec import Estimate, Objective, ParallelConfig, Study, Trial, Workload, number_of
 from autotune.spec.checks import nearest
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class OneSearcher:
             )
         if not _are_same(searcher.space, problem.space):
             raise SpecError(
-                f"a searcher passed to a study must search its space of {len(problem.space):,} configs, but its own space has {len(searcher.space):,}",
+                f"a searcher passed to a study must search its space of {number_of(len(problem.space), 'config')}, but its own space has {len(searcher.space):,}",
                 remedy="create the searcher with SearchSpace.of_study(study), or pass the searcher's class",
                 field="searcher",
             )

@@ -26,7 +26,7 @@ from autotune.detect import (
 )
 from autotune.errors import RunnerError, SpecError
 from autotune.slurm.allocation import Allocation, allocation, number, step_environment
-from autotune.spec import ClusterSpec
+from autotune.spec import ClusterSpec, number_of
 from autotune.spec.catalog import cluster_of
 
 LOOK_S = 180.0
@@ -45,7 +45,7 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
         )
     if job.num_nodes <= spare_nodes:
         raise SpecError(
-            f"the job must have more nodes than slurm.spare_nodes, but job {job.job} has {job.num_nodes} nodes and spare_nodes is {spare_nodes}",
+            f"the job must have more nodes than slurm.spare_nodes, but job {job.job} has {number_of(job.num_nodes, 'node')} and spare_nodes is {spare_nodes}",
             remedy="request more nodes, or lower slurm.spare_nodes",
             field="slurm.spare_nodes",
         )
@@ -100,7 +100,7 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
         return cluster_of(gpu_of(devices[0]), num_nodes=num_nodes, gpus_per_node=len(devices))
     if given := max(int(node["given_gpus"]) for node in nodes):
         raise SpecError(
-            f"Slurm gives this job {given} GPUs on each node, but there is no CUDA driver to query",
+            f"Slurm gives this job {number_of(given, 'GPU')} on each node, but there is no CUDA driver to query",
             remedy="specify the GPUs, as cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
             field="cluster",
         )
@@ -120,9 +120,8 @@ def _power_of_two(cores: int) -> int:
 
 def _in_words(node: Mapping[str, Any]) -> str:
     names = Counter(str(device["name"]) for device in node["devices"])
-    return (
-        ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
-        or f"{node['given_gpus']} GPUs"
+    return ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or number_of(
+        node["given_gpus"], "GPU"
     )
 
 

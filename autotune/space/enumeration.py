@@ -35,7 +35,16 @@ from autotune.space.constraint import LAWS, laws_for, reasons
 from autotune.space.law import Law
 from autotune.space.mesh_laws import world_size_law
 from autotune.space.rl_laws import RL_LAWS
-from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, ParallelConfig, SpaceSpec, Workload
+from autotune.spec import (
+    FIELDS,
+    KNOBS,
+    ConfigTable,
+    Knob,
+    ParallelConfig,
+    SpaceSpec,
+    Workload,
+    number_of,
+)
 from autotune.spec.checks import nearest
 from autotune.trainers import trainer_names
 
@@ -121,7 +130,7 @@ def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
     sizes = tuple(size for size in asked if size <= workload.cluster.num_gpus)
     if not sizes:
         raise SpecError(
-            f"{workload.cluster.name} has {workload.cluster.num_gpus} GPUs, but the smallest of the space's world_sizes is {asked[0]}",
+            f"{workload.cluster.name} has {number_of(workload.cluster.num_gpus, 'GPU')}, but the smallest of the space's world_sizes is {asked[0]}",
             remedy="use a larger cluster, or smaller world_sizes",
             field="space.world_sizes",
         )

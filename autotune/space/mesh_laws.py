@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autotune.space.law import Law, Mask, divides, divisors, listed, product
-from autotune.spec import ConfigTable, ParallelConfig, Workload
+from autotune.spec import ConfigTable, ParallelConfig, Workload, number_of
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 SHARDED_PIPELINES = frozenset({"torchtitan"})
@@ -119,7 +119,7 @@ def _domain(workload: Workload, config: ParallelConfig) -> str:
     if cluster.nodes_per_domain == 1:
         return f"node, but {tp} and gpus_per_node={cluster.gpus_per_node}"
     size, world = _domain_size(workload, config), config.world_size
-    return f"NVLink domain, but {tp}, and a job of {world} GPUs has {size} in each domain of {cluster.domain_gpus}"
+    return f"NVLink domain, but {tp}, and a job of {number_of(world, 'GPU')} has {size} in each domain of {cluster.domain_gpus}"
 
 
 MESH_LAWS: tuple[Law, ...] = (
@@ -129,7 +129,7 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("tp", "pp", "dp", "cp"),
         check=lambda w, t: product(t, "tp", "pp", "dp", "cp") <= w.cluster.num_gpus,
         reason=lambda w, c: (
-            f"tp * pp * dp * cp must be at most the {w.cluster.num_gpus} GPUs of {w.cluster.name}, "
+            f"tp * pp * dp * cp must be at most the {number_of(w.cluster.num_gpus, 'GPU')} of {w.cluster.name}, "
             f"but {_degrees(c)} and their product is {c.world_size}; use smaller degrees or a larger cluster"
         ),
     ),

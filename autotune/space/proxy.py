@@ -38,7 +38,7 @@ import numpy as np
 
 from autotune.errors import ConfigError, SpecError
 from autotune.space.constraint import why_not
-from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload, number_of
 from autotune.spec.hugging_face.reading import fields_of
 from autotune.trainers.base.layer_split import cut_layers, layer_split
 from autotune.trainers.base.training_loop import training_loop
@@ -97,7 +97,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="tensor_degree",
         holds=lambda target, config, held: config.tp <= held.domain_gpus,
         reason=lambda target, config, held: (
-            f"a proxy keeps its target's tensor degree, and its tensor-parallel group must stay on one fast link, but tp={config.tp} and only {held.domain_gpus} GPUs of {held.name} share a fast link"
+            f"a proxy keeps its target's tensor degree, and its tensor-parallel group must stay on one fast link, but tp={config.tp} and a fast link of {held.name} has only {number_of(held.domain_gpus, 'GPU')}"
         ),
         remedy=lambda target, config, held: f"use a node with {config.tp} GPUs, or accept tp={config.tp} without proxies",
         field="tp",
@@ -106,7 +106,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="ranks",
         holds=lambda target, config, held: _least_ranks(target, config) <= held.num_gpus,
         reason=lambda target, config, held: (
-            f"a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} GPUs are available"
+            f"a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and {held.name} has only {number_of(held.num_gpus, 'GPU')}"
         ),
         remedy=lambda target, config, held: f"use {_least_ranks(target, config)} GPUs, or accept such configs without proxies",
         field="cluster",
@@ -292,7 +292,7 @@ def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
         return model
     if model.code is not None:
         raise SpecError(
-            f"a proxy of one stage needs a model with {stage.layers} layers, but the code of {model.name} always builds {model.num_layers}",
+            f"a proxy of one stage needs a model with {number_of(stage.layers, 'layer')}, but the code of {model.name} always builds {model.num_layers}",
             remedy="use configs with pp=1, or write the model's fields inline",
             field="model",
         )
@@ -345,7 +345,7 @@ def _cut_source(cut: ModelSpec) -> str:
     ):
         raise SpecError(
             f"the config.json of {cut.name} must give the number of dense layers, but the file is read as "
-            f"{read['num_layers']} layers with {read.get('num_dense_layers', 0)} dense ones instead of {cut.num_layers} and {cut.num_dense_layers}",
+            f"{number_of(read['num_layers'], 'layer')} with {read.get('num_dense_layers', 0)} dense ones instead of {cut.num_layers} and {cut.num_dense_layers}",
             remedy="write the model's fields inline",
             field="model",
         )

@@ -151,7 +151,7 @@ RL_LAWS: tuple[Law, ...] = (
         fields=("rollout_tp", "tp"),
         check=_generates(lambda w, t: _has_known_speed(w, knob_values(w, t, "rollout_tp"))),
         reason=lambda w, c: (
-            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_known_degrees(w)}; measure the speed and set rollout.tokens_per_s_per_gpu to {{TP: TOKENS_PER_S, ...}}"
+            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modeled, and rollout.tokens_per_s_per_gpu only has tp={_known_degrees(w)}; measure the speed and set rollout.tokens_per_s_per_gpu to {{TP: TOKENS_PER_S, ...}}"
         ),
     ),
     Law(

@@ -26,7 +26,7 @@ from autotune.space.enumeration import (
     world_sizes,
 )
 from autotune.space.launchable import Launchable
-from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
+from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload, number_of
 
 SAID_LAWS = 2
 """number of rules whose reasons an error quotes for the nearest miss, those that exclude most"""
@@ -149,7 +149,7 @@ class SearchSpace:
             broken = why_not(self.workload, config)
             return (
                 broken
-                or f"the space is a list of {len(self)} configs, and {config} is not among them"
+                or f"the space is a list of {number_of(len(self), 'config')}, and {config} is not among them"
             )
         broken = why_outside(self.workload, self.spec, config)
         if broken:

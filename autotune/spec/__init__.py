@@ -65,6 +65,7 @@ from autotune.spec.study import (
     Wanted,
 )
 from autotune.spec.table import ConfigTable
+from autotune.spec.texts.as_text import number_of
 from autotune.spec.workload import Peft, Workload
 
 __all__ = [
@@ -115,4 +116,5 @@ __all__ = [
     "Workload",
     "config_changes",
     "config_label",
+    "number_of",
 ]

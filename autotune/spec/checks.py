@@ -6,7 +6,10 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
+from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from autotune.errors import SpecError
@@ -21,6 +24,8 @@ READ_AS_BOOLEAN = "put quotes around a word: YAML reads yes, on, no and off as t
 """remedy for a boolean in place of a word"""
 LONGEST_NAME = 60
 """longest word, in characters, that is compared with known names"""
+MOST_BESIDE = 1000
+"""files of a folder that are compared with a name"""
 NEAR, NEAR_SHORT = 0.7, 0.6
 """minimum similarity between a word and a suggested name: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
@@ -108,28 +113,38 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
 
 def member_of(name: str, value: str, kind: type[Member]) -> Member:
     """The member of `kind` with the name `value`, in upper or lower case."""
-    return kind(one_of(name, value.upper(), list(kind)))
+    return kind(one_of(name, value.lower(), [each.lower() for each in kind]).upper())
 
 
-def nearest(word: object, known: Iterable[str]) -> str:
+def nearest_file(path: Path, built_in: Iterable[str] = ()) -> str:
+    """ "did you mean X?" for the file with a similar name in the same folder, or a built-in name; or
+    nothing."""
+    beside: list[str] = []
+    with suppress(OSError):
+        beside = [each.name for each in islice(path.parent.iterdir(), MOST_BESIDE)]
+    return nearest(path.name, [*built_in, *beside])
+
+
+def nearest(word: object, known: Iterable[str], *, ending: str = "") -> str:
     """ "did you mean X?", or nothing if no known name is similar. These are tried in order: the word's plural; names that begin with the word, if there
     are few (h100: h100-sxm); the known name for which trainers use the word; similar names; the
-    only name that contains the word (batch: global_batch_size)."""
+    only name that contains the word (batch: global_batch_size). `ending`: what is to be written behind a name."""
     known = list(known)
     plural = f"{word}s"[:LONGEST_NAME]
     several = [plural] if plural in known else [name for name in known if name in meant_by(plural)]
     if len(several) == 1:
-        return f"did you mean {several[0]}?"
+        return f"did you mean {several[0]}{ending}?"
     begun = [name for name in known if name.startswith((f"{word}-", f"{word}_"))]
     if 1 <= len(begun) <= 4:
-        listed = " or ".join(filter(None, [", ".join(begun[:-1]), begun[-1]]))
+        names = [f"{name}{ending}" for name in begun]
+        listed = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
         return f"did you mean {listed}?"
     meant = [name for name in known if name in meant_by(str(word)[:LONGEST_NAME])]
     if len(meant) == 1:
-        return f"did you mean {meant[0]}?"
+        return f"did you mean {meant[0]}{ending}?"
     close = difflib.get_close_matches(
         str(word), known, n=1, cutoff=NEAR if len(str(word)) > 3 else NEAR_SHORT
     )
     if not close:
         close = [name for name in known if str(word) in name.split("_")]
-    return f"did you mean {close[0]}?" if len(close) == 1 else ""
+    return f"did you mean {close[0]}{ending}?" if len(close) == 1 else ""

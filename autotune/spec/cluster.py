@@ -43,6 +43,8 @@ CLOCK_OF_POWER = 0.45
 350 and at 700 W: an H100 PCIe with 114 multiprocessors multiplies at most 499.5 TFLOP/s, an H100
 SXM with 132 at most 792.1 TFLOP/s (mag-/gpu_benchmark, README.md), so the rate per multiprocessor
 is 0.73 at 350 W; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
+_ALIKE = re.compile(r"(?:(?P<gpus>[0-9]{1,4})x)?(?P<gpu>.+?)(?:-(?P<nodes>)[0-9x]*)?")
+"""names in other forms: `8xh100`, `h100-8`"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
@@ -271,17 +273,14 @@ class ClusterSpec:
                 remedy=f"write {name}-NODESxGPUS, e.g. {name}-1x8",
                 field="cluster",
             )
-        if not found:
+        if not found or found["gpu"] not in gpus:
+            meant = found or _ALIKE.fullmatch(name) or {"gpu": name, "nodes": "", "gpus": ""}
+            word, size = meant["gpu"].lower(), f"-{meant['nodes'] or 1}x{meant['gpus'] or 8}"
+            is_gpu = word in gpus
             raise CatalogError(
                 f"there is no cluster {name!r}",
-                remedy=nearest(name, [f"{gpu}-1x8" for gpu in gpus])
-                or "write GPU-NODESxGPUS, e.g. h100-sxm-4x8 for 4 nodes of 8",
-                field="cluster",
-            )
-        if found["gpu"] not in gpus:
-            raise CatalogError(
-                f"there is no GPU {found['gpu']!r} (in cluster {name!r})",
-                remedy=nearest(found["gpu"], gpus) or f"there are {', '.join(gpus)}",
+                remedy=nearest(word, [word] if is_gpu else gpus, ending=size)
+                or f"write GPU-NODESxGPUS, e.g. h100-sxm-4x8 for 4 nodes of 8, with one of these GPUs: {', '.join(gpus)}",
                 field="cluster",
             )
         return cls.of(found["gpu"], num_nodes=int(found["nodes"]), gpus_per_node=int(found["gpus"]))

@@ -30,7 +30,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.plain import Plain
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 
 LONGEST_S = 86_400.0
 """longest interval between two checkpoints of replica groups"""
@@ -134,7 +134,7 @@ class CheckpointPolicy(Plain):
     @property
     def text(self) -> str:
         """As a sentence."""
-        steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
+        steps = f" ({number_of(self.interval_steps, 'step')})" if self.interval_steps else ""
         if self.is_capped:
             return f"checkpoints: once a day{steps} is enough, because the other replicas continue when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
         return f"checkpoints: best every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"

@@ -24,6 +24,7 @@ from autotune.errors import SpecError
 from autotune.spec.checks import one_of, positive, positive_int
 from autotune.spec.lengths import Lengths
 from autotune.spec.model import ModelSpec
+from autotune.spec.texts.as_text import number_of
 
 ALGORITHMS = ("grpo", "dapo", "ppo", "dpo", "sft")
 PLACEMENTS = ("colocated", "split", "async")
@@ -174,7 +175,7 @@ class PostTraining:
             positive_int(f"rl.{name}", getattr(self, name), at_most=1 << 24)
         if self.sequences % self.mini_batches:
             raise SpecError(
-                f"mini_batches must divide the number of sequences in a step, but mini_batches={self.mini_batches} and {self.prompts} prompts x {self.responses} responses "
+                f"mini_batches must divide the number of sequences in a step, but mini_batches={self.mini_batches} and {number_of(self.prompts, 'prompt')} x {number_of(self.responses, 'response')} "
                 f"are {self.sequences}",
                 field="rl.mini_batches",
             )

@@ -90,7 +90,7 @@ def _nearest_name(connection: Connection, asked: str) -> str:
 
 def _described(row: Any) -> str:
     """A study in the list of those that an id may mean."""
-    return f"{row.id} ({row.name}, {from_us(row.created_us):%Y-%m-%d %H:%M}, {row.status})"
+    return f"{row.id} ({row.name}, {from_us(row.created_us):%Y-%m-%d %H:%M}, {row.status.lower()})"
 
 
 def revision(connection: Connection, study_id: str) -> Revision:

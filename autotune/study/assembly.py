@@ -25,7 +25,7 @@ from autotune.results.calibrations import program_of, stored_calibration
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.study import SIMULATED
-from autotune.spec.texts.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes, number_of
 from autotune.study.controller import HOPELESS
 from autotune.study.preflight import check_here, check_passed
 from autotune.trainers import trainer
@@ -298,6 +298,6 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
         )
     if runner.capacity < least:
         raise ClusterTooSmallError(
-            f"the smallest config in the space needs {least} ranks, but the {study.runner!r} runner has {runner.capacity} here",
+            f"the smallest config in the space needs {number_of(least, 'rank')}, but the {study.runner!r} runner has {runner.capacity} here",
             remedy="check whether a node is down, set `cluster: local`, or allow smaller world_sizes in the space",
         )

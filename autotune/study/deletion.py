@@ -1,9 +1,9 @@
-"""Deleting a study that has ended: what goes with it, and which studies learnt from it.
+"""Deleting a study that has ended: what goes with it, and which studies learned from it.
 
 A search begins with the trials of earlier studies on the same model, cluster or trainer
 (`autotune.study.assembly.teachers_of`). A study that was interrupted is continued by telling its
-searcher all of that again, so the studies that it learnt from must stay until it has ended. The
-histories of those that have ended say afterwards that a part of what they learnt from is gone.
+searcher all of that again, so the studies that it learned from must stay until it has ended. The
+histories of those that have ended say afterwards that a part of what they learned from is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autotune.ports import StudyReader, StudyRecord, StudyStore
 from autotune.study.assembly import studies_alike, teachers_of
 
 MOST_LEARNERS = 500
-"""newer studies that are asked whether they learnt from one"""
+"""newer studies that are asked whether they learned from one"""
 NAMED = 3
 """studies that a message names"""
 
@@ -32,9 +32,9 @@ class Deletion:
     measured: int
     """configs among them that were measured, which no longer count in answers across history"""
     learners: tuple[StudyRecord, ...]
-    """later studies that have ended and may have learnt from it, newest first"""
+    """later studies that have ended and may have learned from it, newest first"""
     held_by: tuple[StudyRecord, ...]
-    """later studies that learnt from it and have not ended; while there is one it cannot be
+    """later studies that learned from it and have not ended; while there is one it cannot be
     deleted"""
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def deletion_of(store: StudyReader, study_id: str) -> Deletion:
     record = store.study(study_id)
     if not record.status.is_terminal:
         raise ConflictError(
-            f"only a study that has ended can be deleted, but study {record.id} is {record.status}",
+            f"only a study that has ended can be deleted, but study {record.id} is {record.status.lower()}",
             remedy=f"cancel the study first: `autotune cancel {record.id}`",
         )
     trials = store.trials(record.id)
@@ -80,7 +80,7 @@ def deletion_of(store: StudyReader, study_id: str) -> Deletion:
 
 def delete_study(store: StudyStore, study_id: str) -> Deletion:
     """Deletes the study and returns what went. Raises `ConflictError` when it has not ended, or a
-    study that has not ended learnt from it."""
+    study that has not ended learned from it."""
     found = deletion_of(store, study_id)
     if found.held_by:
         names = ", ".join(f"{kin.study.name} ({kin.id})" for kin in found.held_by[:NAMED])

@@ -200,7 +200,8 @@ class Loop:
         """Takes in what people want of the study, which may have ended meanwhile."""
         if record.status.is_terminal:
             raise ConflictError(
-                f"study {record.id} has ended as {record.status}", remedy="submit a new study"
+                f"study {record.id} has ended as {record.status.lower()}",
+                remedy="submit a new study",
             )
         if record.wanted is Wanted.STOP and record.status is not StudyStatus.STOPPING:
             self.lease.move(StudyStatus.STOPPING)

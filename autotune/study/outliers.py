@@ -19,7 +19,7 @@ from autotune.diagnosis import diagnose
 from autotune.ports import ChoosingRunner, TrialRunner
 from autotune.results.diagnoses import evidence_of_run
 from autotune.space import SearchSpace
-from autotune.spec import Study, Trial
+from autotune.spec import Study, Trial, number_of
 from autotune.study.progress import LoopEvent, Notice, OnEvent, TrialEnded
 from autotune.trainers.base.torchrun import Placement, place
 
@@ -78,7 +78,12 @@ class Outliers:
             return
         self._blamed[first.node] += 1
         if (count := self._blamed[first.node]) >= max(TRIALS, MOSTLY * self._trials[first.node]):
-            self._say("node", first.node, f"node {first.node}", f"{first.what}, in {count} trials")
+            self._say(
+                "node",
+                first.node,
+                f"node {first.node}",
+                f"{first.what}, in {number_of(count, 'trial')}",
+            )
 
     def _say(self, kind: str, node: str, name: str, text: str) -> None:
         if name in self._said or f"node {node}" in self._said:
@@ -104,7 +109,7 @@ class Outliers:
         if became == "left out":
             return f"node {node} is left out; the following trials use other nodes"
         if became == "needed":
-            return f"node {node} is kept, because the largest config needs {self._needed.nnodes} node(s) with {self._needed.nproc_per_node} ranks each and there are no other nodes; fix the node, add a node, or tune for fewer nodes"
+            return f"node {node} is kept, because the largest config needs {number_of(self._needed.nnodes, 'node')} with {number_of(self._needed.nproc_per_node, 'rank')} each and there are no other nodes; fix the node, add a node, or tune for fewer nodes"
         part = {"gpu": "GPU"}.get(kind, kind)
         return f"the {part} is kept, because the {self._name!r} runner cannot choose nodes or GPUs, so every config that uses this {part} waits for it; fix the {part}, or hide it (CUDA_VISIBLE_DEVICES, the job's list of nodes) and tune for fewer ranks"
 

@@ -42,7 +42,15 @@ from autotune.ports import (
 from autotune.results.answers import result_of
 from autotune.results.result import Result
 from autotune.reward.run_noise import RunNoise
-from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
+from autotune.spec import (
+    Failure,
+    Measurement,
+    ParallelConfig,
+    Study,
+    Trial,
+    config_label,
+    number_of,
+)
 from autotune.spec.config import capitalized
 from autotune.spec.runs.versions import conditions, differences
 from autotune.study.assembly import assemble, make_runner_of
@@ -214,9 +222,7 @@ class Recheck:
     def verdict(self) -> str:
         """In a sentence."""
         failed = [
-            f"the {_shown(c.role)} now fails ({c.failure.kind}: {c.failure.message})"
-            for c in self.configs
-            if c.failure
+            f"the {_shown(c.role)} now fails ({c.failure})" for c in self.configs if c.failure
         ]
         found = self.change
         if found is None:
@@ -229,7 +235,7 @@ class Recheck:
         ends = sorted((abs(low), abs(high)))
         between = f"{abs(middle):.1%} {way} than before (95% CI {ends[0]:.1%} to {ends[1]:.1%})"
         if low <= 0 <= high:
-            between = f"as fast as before ({sum(len(c.now) for c in self.configs)} runs; 95% CI of the change {low:+.1%} to {high:+.1%})"
+            between = f"as fast as before ({number_of(sum(len(c.now) for c in self.configs), 'run')}; 95% CI of the change {low:+.1%} to {high:+.1%})"
         told = [f"{self.name} is {between}", *failed]
         if self.busy >= BUSY:
             told.append(
@@ -324,7 +330,7 @@ def run_recheck(
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Rechecked, ...]:
     """Measures them in turn, each `rounds` times; every second round backwards, so that a machine
-    that drifts does not favour one."""
+    that drifts does not favor one."""
     found = list(configs)
     for turn in range(rounds):
         order = list(range(len(found))) if turn % 2 == 0 else list(reversed(range(len(found))))

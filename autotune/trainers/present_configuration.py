@@ -37,6 +37,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar, final
 
 from autotune.errors import SpecError
+from autotune.spec.texts.as_text import number_of
 from autotune.spec.texts.json_text import read_json
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.documents.file_formats import to_json, to_toml, to_yaml
@@ -500,7 +501,7 @@ def completed(
     degrees = {name: found.get(name, 1) for name in ("tp", "pp", "cp")}
     if ranks is not None and "dp" not in found:
         others = math.prod(degrees.values())
-        _divides(others, ranks, f"{_words(degrees)} must divide the {ranks} ranks")
+        _divides(others, ranks, f"{_words(degrees)} must divide the {number_of(ranks, 'rank')}")
         found["dp"] = ranks // others
     steps: dict[str, int] = {
         name: found[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.spec.texts.as_text import format_duration, format_speedup
+from autotune.spec.texts.as_text import format_duration, format_speedup, number_of
 
 LONGEST = 160
 """characters of a line"""
@@ -26,9 +26,9 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
         f"Config: {tuned['config']}",
         f"Tuned by autotune {tuned['autotune']} for {whose}: study {study['name']} ({study['id']})",
         f"Measured {tuned['measured_at'] or 'at an unknown time'} by the {tuned['runner']} runner: {_speed(tuned)}",
-        f"  over {tuned['steps']} steps"
+        f"  over {number_of(tuned['steps'], 'step')}"
         + (f" in {tuned['final_rounds']} final rounds" if tuned["final_rounds"] else "")
-        + f"; {tuned['trials']['measured']} runs were measured before the finals, and {tuned['trials']['failed']} failed",
+        + f"; before the finals: {number_of(tuned['trials']['measured'], 'measured run')}, {tuned['trials']['failed']} failed",
     ]
     if default:
         lines.append(f"Baseline: {default['config']}: {_speed(default)}")

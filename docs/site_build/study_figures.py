@@ -4,7 +4,7 @@
     python docs/site_build/study_figures.py report.html docs/images
 
 Takes the figures out of the page that the command wrote and gives each the style sheet of figures,
-in light colours, so that any viewer of SVG shows it.
+in light colors, so that any viewer of SVG shows it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ AXE = Path(
     ).__file__
 ).with_name("axe.min.js")
 ALL_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-COLOURS = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
+COLORS = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
 """the rules whose answer depends on light and dark"""
 STATES: Mapping[StudyStatus, tuple[StudyStatus, ...]] = {
     StudyStatus.QUEUED: (),
@@ -187,7 +187,7 @@ def test_a_page_is_accessible(
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert findings(page, ALL_RULES) == []
     page.emulate_media(color_scheme="dark")
-    assert findings(page, COLOURS) == []
+    assert findings(page, COLORS) == []
     check_keyboard(page)
     # the pages of errors
     seen.complaints = [line for line in seen.complaints if "with a status of 4" not in line]

@@ -24,6 +24,19 @@ measure: {finalists: 0}
 searcher: cost_ranked
 runner: simulated
 """
+SIDEWAYS = """() => {
+  document.querySelectorAll("main > details").forEach((it) => { it.open = true; });
+  return [...document.querySelectorAll("main .scroll")]
+    .filter((it) => !it.closest("figure") && it.scrollWidth > it.clientWidth)
+    .map((it) => it.innerText.slice(0, 80));
+}"""
+"""tables that do not fit the window"""
+SMALL = """() => [...document.querySelectorAll("svg text")].filter((it) => {
+  const figure = it.ownerSVGElement;
+  const scale = figure.getBoundingClientRect().width / figure.viewBox.baseVal.width;
+  return scale && parseFloat(getComputedStyle(it).fontSize) * scale < 11;
+}).map((it) => it.textContent)"""
+"""texts of figures below 11 pixels"""
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +190,8 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
             go(page, path)
             assert page.locator("[role=alert]").count() == 0, path
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            assert page.evaluate(SIDEWAYS) == [], path
+            assert page.evaluate(SMALL) == [], path
             assert buttons_of(page) <= {"Log out", "Show", "Rank", "Compare"}, path
             if path == own:
                 assert_whole(page, "Table of trials")

@@ -176,7 +176,7 @@ PLANTED: dict[str, tuple[Callable[[Seen], Seen], str]] = {
     ),
     "a study that did not end": (
         lambda s: replace(s, record=replace(s.record, status=StudyStatus.RUNNING)),
-        "is RUNNING but ended 1 times",
+        "is RUNNING but ended 1 time",
     ),
     "a config that was searched twice": (twice_asked, "was searched 2 times"),
     "a trial that was accepted twice": (

@@ -106,3 +106,32 @@ def test_names_are_shown_as_they_are(run):
     made = run("token", "create", "--owner", "team[/a] [red]")
     assert made.code == 0, made.err
     assert "\tteam[/a] [red]\t" in run("token", "list").out
+
+
+@pytest.mark.parametrize("command", [("list",), ("revoke", "abc"), ("audit",)])
+def test_commands_that_read_tokens_make_no_store(refusal, tmp_path, command):
+    assert "there is no store at" in refusal("token", *command)
+    assert not (tmp_path / "results.db").exists()
+
+
+@pytest.mark.parametrize("command", ["tune", "check"])
+def test_a_probe_that_is_switched_off_is_said_once(run, write, monkeypatch, command):
+    monkeypatch.setenv("AUTOTUNE_PROBE", "off")
+    program = {"kind": "command", "argv": ["true", "{micro_batch_size}"]}
+    said = run(command, write(trainer=program)).err
+    assert said.count("AUTOTUNE_PROBE=off") == 1
+    assert "the program is not observed" in said
+
+
+@pytest.mark.parametrize(
+    "line", ["init trainn.sh", "review trainn.sh", "review train.sh --log trainn.sh"]
+)
+def test_a_file_that_is_not_there_is_answered_with_one_of_a_like_name(refusal, tmp_path, line):
+    (tmp_path / "train.sh").write_text("torchrun --nproc_per_node=8 train.py --batch_size 4\n")
+    assert "did you mean train.sh?" in refusal(*line.split())
+
+
+def test_a_status_is_asked_for_as_it_is_shown(run, refusal):
+    said = refusal("list", "--status", "complete")
+    assert "completed, failed, cancelled, but is 'complete'; did you mean completed?" in said
+    assert run("list", "--status", "COMPLETED").code == 0

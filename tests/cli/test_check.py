@@ -116,11 +116,11 @@ def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_whe
     path = write_program("print('hello')", budget={"max_trials": 1})
     said = refusal("tune", path, code=1)
     assert (
-        "error: the study has not started, because its program does not work: none of the 1 lines"
+        "error: the study has not started, because its program does not work: none of the 1 line"
         in said
     )
     assert "trial 0" not in said
-    assert "METRICS_MISSING" in refusal("tune", path, "--no-check", code=1)
+    assert "metrics missing" in refusal("tune", path, "--no-check", code=1)
 
 
 def test_submit_leaves_the_check_to_the_service_and_can_switch_it_off(run, write_program):

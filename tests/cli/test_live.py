@@ -271,7 +271,7 @@ def test_a_narrow_list_of_studies_keeps_ids_whole(width: int, heads: list[str]) 
     first, row = table_at(width, studies_table([study])).splitlines()
     assert first.split() == heads
     assert row.split()[0] == "wx37vkv6fs"
-    assert "COMPLETED" in row
+    assert "completed" in row
     assert "8.27x (95% CI 7.38-9.28)" in row
 
 
@@ -349,6 +349,11 @@ def test_a_study_ends_in_ten_lines_with_the_answer_first(
     )
     ending = shown.out.splitlines()[1 + len(rows) + 1 :] + shown.err.splitlines()
     assert len(ending) <= 10
+    assert [line for line in ending if line.startswith("note")] == [
+        "note       The machine became slower.",
+        "note       Another note.",
+    ]
+    assert "failed     1 error (`autotune logs abc TRIAL` shows one)" in ending
     assert ending[0] == "change     mb 1 -> 2"
     assert ending[1] == "speedup    2.00x the baseline (95% CI 1.80-2.20, re-measured side by side)"
     assert ending[-1] == "export     autotune export abc --to native -o launch/"

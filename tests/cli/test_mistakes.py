@@ -36,14 +36,24 @@ runner: {kind: simulated, noise: 0.01}
             "2:1",
             ["neither a file nor the hub id of a catalog model", "did you mean meta-llama/"],
         ),
-        ("a100-40gb-1x8", "a100-1x8", "3:1", ["there is no GPU 'a100'", "a100-40gb, a100-80gb"]),
+        (
+            "a100-40gb-1x8",
+            "a100-1x8",
+            "3:1",
+            ["there is no cluster 'a100-1x8'", "a100-40gb-1x8, a100-80gb-1x8"],
+        ),
         (
             "a100-40gb-1x8",
             "a100-40gb",
             "3:1",
             ["'a100-40gb' is a GPU type", "write a100-40gb-NODESxGPUS, e.g. a100-40gb-1x8"],
         ),
-        ("a100-40gb-1x8", "8xa100", "3:1", ["there is no cluster '8xa100'", "GPU-NODESxGPUS"]),
+        (
+            "a100-40gb-1x8",
+            "8xa100",
+            "3:1",
+            ["there is no cluster '8xa100'", "a100-40gb-1x8, a100-80gb-1x8"],
+        ),
         (
             "workload: {",
             "workload:{",

@@ -18,11 +18,11 @@ def test_the_newest_of_a_name_is_shown_and_the_others_are_listed(run, write) -> 
     spec = write(budget={"max_trials": 1})
     older, newer = (run("tune", spec, "--new", "--json").document["study"] for _ in range(2))
     done = run("status", "small")
-    assert re.search(rf"study +{newer['id']} \(small\): COMPLETED", done.out)
+    assert re.search(rf"study +{newer['id']} \(small\): completed", done.out)
     assert f"2 studies are named 'small'; this is the newest, {newer['id']}." in done.err
     line = next(line for line in done.err.splitlines() if older["id"] in line)
     assert older["created_at"][:10] in line
-    assert "COMPLETED" in line
+    assert "completed" in line
     assert "called" not in run("status", newer["id"]).err
     assert run("status", "small", "--json").document["study"]["id"] == newer["id"]
 
@@ -79,7 +79,7 @@ def test_an_id_that_begins_several_says_what_each_is(run, write) -> None:
     said = [done.err for letter in ids if "more than one" in (done := run("status", letter)).err]
     assert said
     assert "(small, 20" in said[0]
-    assert "QUEUED)" in said[0]
+    assert "queued)" in said[0]
 
 
 def test_an_empty_name_means_no_study_even_where_there_is_one_alone(run, refusal, write) -> None:

@@ -159,17 +159,17 @@ def test_each_cause_of_a_decision_has_words():
         "reason": "cannot win",
         "tokens_per_s_per_gpu": 1520.0,
     }
-    said = "trial 4 ended: STOPPED, 1.52k tokens/s per GPU, cannot win"
+    said = "trial 4 ended: stopped, 1.52k tokens/s per GPU, cannot win"
     assert logged_line({"kind": "trial.ended", "data": ended}) == said
     ended["tokens_per_s"] = 6080.0
-    said = "trial 4 ended: STOPPED, 6.08k tokens/s, cannot win"
+    said = "trial 4 ended: stopped, 6.08k tokens/s, cannot win"
     assert logged_line({"kind": "trial.ended", "data": ended}) == said
     ended = {
         "number": 5,
         "status": "FAILED",
-        "failure": {"kind": "OOM", "message": "out of memory"},
+        "failure": {"kind": "OUT_OF_MEMORY", "message": "rank 3 needs 2 GiB"},
     }
-    said = "trial 5 ended: FAILED, OOM: out of memory"
+    said = "trial 5 ended: failed, out of memory: rank 3 needs 2 GiB"
     assert logged_line({"kind": "trial.ended", "data": ended}) == said
     asked = {
         "kind": "study.decided",

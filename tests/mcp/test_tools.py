@@ -226,7 +226,7 @@ def test_results_are_read(finished: tuple[Store, str]) -> None:
         ("plan", {"spec": spec(model={"hf": "/etc/passwd"})}, "path"),
         ("check_config", {"spec": spec(), "config": "tensor=2"}, "tensor"),
         ("study_result", {"study": "none"}, "none"),
-        ("list_studies", {"status": "sleeping"}, "STOPPING"),
+        ("list_studies", {"status": "sleeping"}, "stopping"),
         ("plan", {"spec": spec(), "top": 1000}, "100"),
         ("export_launch", {"study": "small", "trainer": "megatrn"}, "megatron"),
         ("failure_log", {"study": "small", "number": 0}, "did not fail"),

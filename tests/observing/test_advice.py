@@ -201,4 +201,4 @@ def test_a_training_that_runs_out_of_memory_is_kept_as_such(tmp_path: Path) -> N
     assert run.failure.kind is FailureKind.OUT_OF_MEMORY
     assert "Tried to allocate" in run.failure.evidence
     assert json.dumps(run.to_dict())
-    assert "OUT_OF_MEMORY" in ours(err)[-1]
+    assert "out of memory" in ours(err)[-1]

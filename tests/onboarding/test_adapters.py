@@ -300,6 +300,6 @@ def test_a_setting_that_trains_some_weights_is_named(setting: str, tmp_path: Pat
     found = review(path, cluster="h100-sxm-1x1")
     assert found.is_upper_bound
     assert (
-        f"not modelled: {setting.partition(':')[0]}, planned as if every weight were trained"
+        f"not modeled: {setting.partition(':')[0]}, planned as if every weight were trained"
         in found.assumed
     )

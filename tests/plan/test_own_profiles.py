@@ -142,7 +142,7 @@ def test_a_plan_says_where_its_memory_comes_from_and_an_estimate_runs_its_own_co
     assert constants is not None
     expected = run.peak.total_bytes * (1 + constants.fragmentation) + constants.framework_bytes
     assert float(estimate.peak_memory_bytes) == pytest.approx(expected, rel=0.01)
-    assert "memory from dry runs of 1 configs" in source
+    assert "memory from dry runs of 1 config;" in source
 
 
 def test_each_dry_run_is_held_against_what_the_others_say() -> None:

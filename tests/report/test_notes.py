@@ -53,7 +53,7 @@ def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them(
         replace(out_of_memory(7), failure=replace(out_of_memory(7).failure, message="rank 1 too")),
     ]  # type: ignore[type-var]
     assert notes_of(found).shared == (
-        "OUT_OF_MEMORY (3 trials), for example trial 2: rank 3 ran out of memory",
+        "out of memory (3 trials), for example trial 2: rank 3 ran out of memory",
     )
 
 
@@ -119,11 +119,11 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     other = [failed(9, "KeyError: 'tokens'")]
     notes = notes_of([*data, *shape, *other])
     assert notes.shared == (
-        "ERROR (4 trials), for example trial 0: FileNotFoundError: shard 0 (rank 3)",
-        "ERROR (1) (3 trials): ValueError: 7 heads (rank 3)",
+        "error (4 trials), for example trial 0: FileNotFoundError: shard 0 (rank 3)",
+        "error (1) (3 trials): ValueError: 7 heads (rank 3)",
     )
-    assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")
-    assert notes.cells[9] == "ERROR: KeyError: 'tokens' (rank 3)"
+    assert (notes.cells[0], notes.cells[4]) == ("error", "error (1)")
+    assert notes.cells[9] == "error: KeyError: 'tokens' (rank 3)"
 
 
 def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:

@@ -37,7 +37,7 @@ ASCII = Palette(unicode=False)
 
 
 def shown(renderable: Any, width: int = 160) -> str:
-    """What a terminal without colours prints."""
+    """What a terminal without colors prints."""
     stream = io.StringIO()
     Console(file=stream, width=width, color_system=None, force_terminal=True).print(renderable)
     return stream.getvalue()
@@ -352,7 +352,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 
 
 FOREIGN = "pip install 'autotune-parallel[ray]' [/tmp/x] [bold]b[/bold] \\[a]"
-"""text in which rich's markup would see colours, and the end of one that never began"""
+"""text in which rich's markup would see colors, and the end of one that never began"""
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -381,13 +381,13 @@ def test_text_in_a_fitted_table_is_as_wide_as_it_is_long() -> None:
     )
 
 
-def test_parts_and_statuses_have_their_colours() -> None:
+def test_parts_and_statuses_have_their_colors() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=200, color_system="truecolor", force_terminal=True)
     console.print(
         plan_table([SimpleNamespace(rank=1, config=ParallelConfig(), estimate=estimate(1.0))])
     )
     console.print(configs_of_study_table(by_config([trial(0)])))
-    blue, green = "38;2;76;120;168", "\x1b[32m"  # of PART_COLOURS and STATUS_COLOURS
+    blue, green = "38;2;76;120;168", "\x1b[32m"  # of PART_COLORS and STATUS_COLORS
     assert stream.getvalue().count(blue) >= 2, "in the bar and in the legend"
     assert green in stream.getvalue()

@@ -153,7 +153,7 @@ def test_far_from_all_measurements_the_cost_model_answers(
 def test_what_nobody_knows_is_said(tuned: SqlStore) -> None:
     for asked, words in (
         ({"model": "llama-9b"}, "llama-8b"),
-        ({"model": "gpt2-xl", "cluster": "h100-1x8"}, "GPU"),
+        ({"model": "gpt2-xl", "cluster": "h100-1x8"}, "h100-sxm-1x8"),
         ({"model": "gpt2-xl", "cluster": ""}, "specify a cluster"),
     ):
         found = ask(tuned, **asked)

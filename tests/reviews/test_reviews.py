@@ -219,6 +219,21 @@ def test_a_gain_without_a_spread_is_sure() -> None:
     )
 
 
+def test_the_config_with_the_highest_prediction_is_named_beside_the_edits(tmp_path: Path) -> None:
+    """`autotune plan` begins with it, though not each of its changes is certain to gain."""
+    launch = file_with(
+        tmp_path / "train.sh",
+        "torchrun --nproc_per_node=8 run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --block_size 4096 --bf16 True --fsdp full_shard "
+        "--gradient_checkpointing True --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --torch_compile True\n",
+    )
+    found = review(launch, cluster="h200-sxm")
+    assert found.best is not None
+    assert found.best_gain == found.best.gain.gain > found.together.gain.gain  # type: ignore[union-attr]
+    (line,) = (line for line in lines_of(found) if line.startswith("highest prediction"))
+    assert "mb 1 -> 2, acc 16 -> 8, recompute full -> none" in line
+    assert found.to_dict()["best"]["config"]["micro_batch_size"] == 2
+
+
 def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alone(
     tmp_path: Path,
 ) -> None:

@@ -153,7 +153,7 @@ def test_what_is_under_a_hundredth_of_the_step_is_not_given_a_number() -> None:
 
 def test_a_failure_is_explained_by_its_evidence() -> None:
     text = explained(5)
-    assert "OUT_OF_MEMORY: too big (rank 2, step 0)" in text
+    assert "out of memory: too big (rank 2, step 0)" in text
 
 
 def test_steps_of_unlike_batches_are_compared_at_equal_tokens() -> None:

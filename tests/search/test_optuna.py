@@ -180,7 +180,7 @@ def test_exported_trials_keep_their_evidence_as_artifacts(tmp_path: Path) -> Non
         file_path=str(tmp_path / "back.log"),
         artifact_id=kept[1]["failure.log"].artifact_id,
     )
-    assert (tmp_path / "back.log").read_text().startswith("OUT_OF_MEMORY")
+    assert (tmp_path / "back.log").read_text().startswith("out of memory")
 
 
 @pytest.mark.thorough

@@ -220,8 +220,8 @@ def test_more_nodes_tell_more() -> None:
 @pytest.mark.parametrize(
     ("asked", "held", "said"),
     [
-        ({"tp": 8}, "h100-sxm-1x4", "but tp=8 and only 4 GPUs of h100-sxm-1x4 share a fast link; use a node with 8 GPUs"),
-        ({"tp": 4, "cp": 4}, "h100-sxm-1x8", "tp=4, cp=4 and ep=1 need 16 ranks and only 8 GPUs are available; use 16 GPUs"),
+        ({"tp": 8}, "h100-sxm-1x4", "but tp=8 and a fast link of h100-sxm-1x4 has only 4 GPUs; use a node with 8 GPUs"),
+        ({"tp": 4, "cp": 4}, "h100-sxm-1x8", "tp=4, cp=4 and ep=1 need 16 ranks and h100-sxm-1x8 has only 8 GPUs; use 16 GPUs"),
         ({"tp": 2}, "a100-80gb-1x8", "the target has h100-sxm and your cluster has a100-80gb; run proxies on h100-sxm"),
         ({"pp": 2, "zero_stage": 3}, "h100-sxm-1x8", "represent a valid config of llama-8b on h100-sxm-16x8: under a pipeline"),
     ],

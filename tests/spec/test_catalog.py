@@ -174,11 +174,14 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
         (
             catalog.cluster,
             "h100-1x8",
-            "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?",
+            "did you mean h100-nvl-1x8, h100-pcie-1x8, h100-sxm-1x8 or h100-sxm-96gb-1x8?",
         ),
+        (catalog.cluster, "h100-1x", "did you mean h100-nvl-1x8, h100-pcie-1x8,"),
+        (catalog.cluster, "4xH100-SXM", "did you mean h100-sxm-1x4?"),
+        (catalog.cluster, "h100-sxm-8", "did you mean h100-sxm-1x8?"),
         (catalog.cluster, "h100-sxm", "write h100-sxm-NODESxGPUS"),
         (catalog.cluster, "local", "write GPU-NODESxGPUS"),
-        (catalog.cluster, "h100-sxm-99999999999999x8", "write GPU-NODESxGPUS"),
+        (catalog.cluster, "h100-sxm-99999999999999x8", "did you mean h100-sxm-1x8?"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(look: object, name: str, remedy: str) -> None:

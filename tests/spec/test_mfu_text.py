@@ -1,4 +1,4 @@
-"""MFU as text: a share of a peak, never more than all of it."""
+"""MFU as text: a share of a peak; more than all of it means that the peak is too low."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import pytest
 from autotune.spec.texts.as_text import UNKNOWN, format_mfu
 
 
-@pytest.mark.parametrize("share", [None, math.nan, 1.001, 3.166, -0.1, math.inf])
+@pytest.mark.parametrize("share", [None, math.nan, -0.1, math.inf])
 def test_a_share_that_cannot_be_is_unknown(share: float | None) -> None:
     assert format_mfu(share) == UNKNOWN
+
+
+@pytest.mark.parametrize("share", [1.001, 3.166])
+def test_a_share_above_a_peak_that_is_too_low_says_so(share: float) -> None:
+    assert format_mfu(share) == ">100%"
 
 
 def test_a_share_is_a_percentage() -> None:

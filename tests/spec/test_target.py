@@ -51,7 +51,7 @@ def test_the_plain_values_of_a_study_without_a_target_are_those_of_earlier_relea
 
 
 def test_an_unknown_name_of_a_target_is_a_mistake_of_the_target_not_of_the_cluster() -> None:
-    with pytest.raises(CatalogError, match="there is no GPU 'nowhere'") as refused:
+    with pytest.raises(CatalogError, match="there is no cluster 'nowhere-4x8'") as refused:
         study(target="nowhere-4x8")
     assert refused.value.field == "target.cluster"
 

@@ -129,7 +129,7 @@ FORGERIES = {
     "UPDATE trials SET attempts = 3 WHERE number = 2": "trial 2 has 3 attempts but started [1, 2]",
     "DELETE FROM attempts WHERE attempt = 2": "attempts",
     "UPDATE trials SET number = 9 WHERE number = 3": "trial 3",
-    "UPDATE studies SET status = 'RUNNING' WHERE best = 0": "is RUNNING but ended 1 times",
+    "UPDATE studies SET status = 'RUNNING' WHERE best = 0": "is RUNNING but ended 1 time",
     "UPDATE studies SET num_trials = 7 WHERE best = 0": "its counter says 7 trials, but 4 were found",
     "UPDATE trials SET document = x'00' WHERE number = 0": "cannot be read",
     "UPDATE specs SET \"values\" = '{}'": "cannot be read",

@@ -124,7 +124,7 @@ def test_a_config_that_fails_now_is_named() -> None:
         whole, configs=(replace(whole.configs[0], now=(), failure=failure), *whole.configs[1:])
     )
     assert broken.is_slower
-    assert "the winner now fails (OUT_OF_MEMORY: no memory is left)" in broken.verdict
+    assert "the winner now fails (out of memory: no memory is left)" in broken.verdict
 
 
 def test_the_files_for_a_ci() -> None:

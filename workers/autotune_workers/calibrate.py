@@ -44,6 +44,7 @@ from autotune.spec import (
     ModelSpec,
     ParallelConfig,
     Workload,
+    number_of,
 )
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import LocalRunner
@@ -119,7 +120,7 @@ def calibrate_local(
 
         def readings_of(what: str, ranks: int, fraction: float) -> Mapping[str, Any]:
             if progress is not None:
-                progress(f"{what} on {ranks} rank{'s' if ranks > 1 else ''}", fraction)
+                progress(f"{what} on {number_of(ranks, 'rank')}", fraction)
             request = _request(ranks, what, prober.capacity, quick=quick)
             return _measured(prober, request, what, progress, fraction, interrupted)
 
@@ -197,7 +198,7 @@ def _measured(
                     )
                 return event.measurement.evidence
     raise RunnerError(
-        f"this machine cannot be measured, because {what} on {request.config.world_size} ranks does not finish"
+        f"this machine cannot be measured, because {what} on {number_of(request.config.world_size, 'rank')} does not finish"
     )
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
+from autotune.spec.texts.as_text import number_of
 from autotune.whole_files import whole_file
 from autotune_workers.training.rendezvous import tear_down
 from autotune_workers.training.run_trial import (
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != request.config.world_size:
         print(
-            f"the config needs tp * pp * dp * cp = {request.config.world_size} ranks, but torchrun started {world}; "
+            f"the config needs tp * pp * dp * cp = {number_of(request.config.world_size, 'rank')}, but torchrun started {world}; "
             f"start torchrun with nnodes * nproc-per-node = {request.config.world_size}",
             file=sys.stderr,
         )

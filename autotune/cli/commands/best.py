@@ -16,7 +16,6 @@ from autotune.cli.output import (
     UrlOption,
     VersionOption,
     consoles,
-    counted,
     emit,
     note,
     print_table,
@@ -265,6 +264,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
     """Prints where results across studies come from."""
     from autotune.report.terminal import format_duration
     from autotune.spec import ParallelConfig, config_label
+    from autotune.spec.texts.as_text import number_of
 
     _print_observed(document)
     if near := document.get("nearest"):
@@ -288,7 +288,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
             if found["spread"] is not None
             else ""
         )
-        counts = f"{found['trials']:,} runs of {found['configs']:,} configs in {counted(found['studies'], 'study', 'studies')}"
+        counts = f"{number_of(found['trials'], 'run')} of {number_of(found['configs'], 'config')} in {number_of(found['studies'], 'study', 'studies')}"
         print(f"based on: {counts}{ago}{spread}")
     if left := document.get("untried"):
         first = (

@@ -16,6 +16,7 @@ from autotune.cli.output import (
     consoles,
     emit,
     note,
+    note_probe_off,
     note_stand_ins,
     read_study,
 )
@@ -59,6 +60,7 @@ def check(
 
     study, places = read_study(spec, {"runner": runner} if runner else None)
     note_stand_ins(spec)
+    note_probe_off(study)
     if secrets := secrets_note(study):
         note(secrets)
     with closing(open_to_read(store)) as database:

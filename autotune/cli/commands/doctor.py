@@ -17,7 +17,7 @@ from pathlib import Path
 import typer
 
 from autotune import __version__
-from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, counted, emit
+from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit
 from autotune.errors import NotFoundError, SpecError, StoreError
 from autotune.extras import install_command, is_installed, own_requirements
 
@@ -79,7 +79,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
 def _print(checks: list[Check]) -> None:
     from rich.text import Text
 
-    colours = {OK: "green", HINT: "cyan", WARNING: "yellow", FAILED: "red"}
+    colors = {OK: "green", HINT: "cyan", WARNING: "yellow", FAILED: "red"}
     table = bare_table()
     table.add_column("")
     table.add_column("check")
@@ -88,7 +88,7 @@ def _print(checks: list[Check]) -> None:
         found = check.detail + (
             f"\n-> {check.remedy}" if check.remedy and check.status != OK else ""
         )
-        table.add_row(Text(check.status, style=colours[check.status]), check.name, found)
+        table.add_row(Text(check.status, style=colors[check.status]), check.name, found)
     consoles()[0].print(table)
 
 
@@ -224,7 +224,7 @@ def _ray_dashboard() -> Check:
 def _slurm() -> Check:
     """The allocation of this process; on a login node, how a study becomes a job."""
     from autotune.slurm.allocation import allocation, in_container
-    from autotune.spec.texts.as_text import format_span
+    from autotune.spec.texts.as_text import format_span, number_of
 
     job = allocation()
     if job is None:
@@ -235,7 +235,7 @@ def _slurm() -> Check:
         )
     left_s = job.left_s()
     cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
-    detail = f"job {job.job}: {counted(job.num_nodes, 'node', 'nodes')} ({job.node_list}){cpus}"
+    detail = f"job {job.job}: {number_of(job.num_nodes, 'node')} ({job.node_list}){cpus}"
     detail += f", {format_span(left_s)} left" if left_s is not None else ", no limit known"
     detail += (
         "; the ray runner starts Ray on these nodes, the slurm runner starts programs without Ray"

@@ -248,9 +248,9 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
     problem = problem_lines(answer)
     for line in problem:
         out.print(safe(line, palette), style="bold red")
-    colour = {"fits": "green", "at the limit": "yellow"}.get(answer.verdict, "red")
+    color = {"fits": "green", "at the limit": "yellow"}.get(answer.verdict, "red")
     verdict = safe(verdict_line(answer), palette)
-    out.print(verdict, style="" if problem else f"bold {colour}")
+    out.print(verdict, style="" if problem else f"bold {color}")
     if other := other_verdict_line(answer):
         out.print(safe(other, palette))
     out.print(safe(workload_line(answer.workload), palette))

@@ -67,7 +67,7 @@ def submit(
     if json:
         emit(document)
         return
-    note(f"study {study['id']} ({study['name']}) is {study['status']}")
+    note(f"study {study['id']} ({study['name']}) is {study['status'].lower()}")
     note(f"next: autotune watch {study['id']}")
 
 
@@ -305,7 +305,7 @@ def logs(
         emit({"trial": found[0]})
         return
     failure = found[0]["failure"]
-    print(f"trial {trial}: {found[0]['status']}  {found[0]['reason']}")
+    print(f"trial {trial}: {found[0]['status'].lower()}  {found[0]['reason']}")
     if failure:
         where = "".join(f", {k} {failure[k]}" for k in ("rank", "step") if failure[k] is not None)
         print(f"{failure['kind']}{where}: {failure['message']}")
@@ -328,7 +328,7 @@ def _act(
         return
     found = document["study"]
     note(
-        f"study {found['id']} is {found['status']}"
+        f"study {found['id']} is {found['status'].lower()}"
         + (f": {found['message']}" if found["message"] else "")
     )
 

@@ -66,7 +66,7 @@ def run(
     """
     from autotune.observing.in_place import exec_in_place, run_in_place
     from autotune.observing.rank import is_first
-    from autotune.observing.watched import NOWHERE, variables_of
+    from autotune.observing.watched import NOWHERE, probe_off, variables_of
     from autotune.temporary_folders import TemporaryFolder
 
     diagnose = diagnose or profile
@@ -74,6 +74,8 @@ def run(
         exec_in_place(
             command, variables_of(os.environ, NOWHERE, profile=profile) if diagnose else None
         )
+    if diagnose and (told := probe_off(os.environ)):
+        note(f"autotune: {told}")
     reports = str(TemporaryFolder("diagnose").path) if diagnose else ""
 
     def advise(channel: object) -> None:
@@ -128,7 +130,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
         peak = bytes_cell(seen.peak_memory_bytes) if seen and seen.peak_memory_bytes else ""
         where = f"{run.workload.model.name} on {run.workload.cluster.name}" if run.workload else ""
         step = duration_cell(run.step_time_s) if run.step_time_s else ""
-        ended = str(run.failure.kind) if run.failure else str(run.outcome)
+        ended = run.failure.kind.words if run.failure else run.outcome.lower()
         label = config_label(run.config) if run.config else ""
         began = run.started_at.isoformat()[:19].replace("T", " ")
         rows.append([run.id, run.program, where, label, step, speed, peak, ended, began])

@@ -302,16 +302,18 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
 
 def _batch_words(workload: Any) -> str:
     """What a step trains on."""
+    from autotune.spec.texts.as_text import number_of
+
     if workload.rl is None:
         batch = ", ".join(map(str, workload.global_batch_sizes))
-        return f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {batch} sequences"
+        return f"{number_of(workload.seq_len, 'token')} x {batch} sequences"
     rl = workload.rl
     of = (
-        f"{rl.prompts} prompts x {rl.responses} responses"
+        f"{number_of(rl.prompts, 'prompt')} x {number_of(rl.responses, 'response')}"
         if rl.generates
-        else f"{rl.sequences} sequences"
+        else number_of(rl.sequences, "sequence")
     )
-    return f"{rl.algorithm}, {of} of {rl.tokens / rl.sequences:,.0f} tokens, {rl.steps} optimizer step{'s' if rl.steps > 1 else ''}"
+    return f"{rl.algorithm}, {of} of {rl.tokens / rl.sequences:,.0f} tokens, {number_of(rl.steps, 'optimizer step')}"
 
 
 def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
@@ -348,7 +350,7 @@ def _print_post_training(found: Any) -> None:
     """Prints the phases of the first config, the splits, and how much one more node would shorten the step."""
     from autotune.report.terminal import format_duration
     from autotune.spec.estimate import risk_text
-    from autotune.spec.texts.as_text import duration_cell
+    from autotune.spec.texts.as_text import duration_cell, number_of
 
     out, _ = consoles()
     beside = found.post_training
@@ -391,20 +393,19 @@ def _print_post_training(found: Any) -> None:
             else f"with {balanced['rollout_gpus']:.1f} GPUs for generation, neither side would wait"
         )
         out.print(
-            f"best split: {best['training_gpus']} GPUs train, {best['rollout_gpus']} generate; {waits}"
+            f"best split: {number_of(best['training_gpus'], 'GPU')} for training, {best['rollout_gpus']} for generation; {waits}"
         )
     for gpus, reason in beside.get("splits_why_not", {}).items():
-        out.print(f"there is no split with {gpus} GPUs for generation: {reason}")
+        out.print(f"there is no split with {number_of(gpus, 'GPU')} for generation: {reason}")
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         why = beside["one_more_node_why_not"].get(side, "")
         if row is None:
             out.print(f"one more node {words[side]}: {why}")
             continue
-        more = "one more node" if row["nodes"] == 1 else f"{row['nodes']} more nodes"
         instead = f" (one node is not enough: {why})" if why else ""
         out.print(
-            f"{more} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}"
+            f"{number_of(row['nodes'], 'more node')} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}"
         )
 
 

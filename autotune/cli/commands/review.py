@@ -250,4 +250,8 @@ def _text(path: Path, field: str = "--log") -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}", field=field) from None
+        from autotune.spec.checks import nearest_file
+
+        raise SpecError(
+            f"{path} cannot be read: {error.strerror}", remedy=nearest_file(path), field=field
+        ) from None

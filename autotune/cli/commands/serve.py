@@ -208,7 +208,7 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
     """List tokens, without their secrets."""
     from autotune.store import open_store
 
-    with closing(open_store(store, create=store is None)) as database:
+    with closing(open_store(store, create=False)) as database:
         found = [_plain(token) for token in database.tokens.list()]
     if json:
         emit({"tokens": found})
@@ -231,7 +231,7 @@ def revoke(
     """Revoke a token. The service rejects the token from then on."""
     from autotune.store import open_store
 
-    with closing(open_store(store, create=store is None)) as database:
+    with closing(open_store(store, create=False)) as database:
         revoked = database.tokens.revoke(token)
         database.record_audit("command line", "token.revoke", revoked.id)
     if json:
@@ -259,7 +259,7 @@ def audit(
     """
     from autotune.store import open_store
 
-    with closing(open_store(store, create=store is None)) as database:
+    with closing(open_store(store, create=False)) as database:
         found = database.audit_events(after=after, limit=limit)
     names = ("sequence", "at", "actor", "action", "subject", "data")
     lines = [{name: getattr(event, name) for name in names} for event in found]

@@ -11,7 +11,6 @@ import typer
 from autotune.cli.output import (
     JsonOption,
     StoreOption,
-    counted,
     emit,
     never_printed,
     note,
@@ -29,6 +28,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
     The check covers the file, the checksums of events, trials and attempts, and each study's history: nothing was lost, nothing happened twice, and
     no terminal state changed. The output lists what was not checked.
     """
+    from autotune.spec.texts.as_text import number_of
     from autotune.store.upkeep.examination import examine
 
     with closing(open_store(store, create=False)) as database:
@@ -61,7 +61,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
             note(f"{more:,} older studies without problems are not shown; --json lists them")
     if unchecked:
         note(
-            f"not checked: {unchecked:,} rows from earlier releases, whose checksums this release cannot read"
+            f"not checked: {number_of(unchecked, 'row')} from earlier releases, whose checksums this release cannot read"
         )
     for fault in found.faults:
         note(fault)
@@ -97,6 +97,7 @@ def restore(
 
     The backup is checked first. No other process may have the database open. The replaced database is kept under another name. SQLite only.
     """
+    from autotune.spec.texts.as_text import number_of
     from autotune.store.connection.location import find_location
     from autotune.store.upkeep.restoring import restore as put_back
 
@@ -107,7 +108,7 @@ def restore(
         emit(
             {"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept}
         )
-    held = f"{counted(done.studies, 'study', 'studies')} with {counted(done.trials, 'trial', 'trials')}"
+    held = f"{number_of(done.studies, 'study', 'studies')} with {number_of(done.trials, 'trial')}"
     note(f"restored {location} from {file}: {held}")
     if done.kept:
         note(f"the previous store is kept as {done.kept}")

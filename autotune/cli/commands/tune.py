@@ -20,6 +20,7 @@ from autotune.cli.output import (
     VerboseOption,
     emit,
     note,
+    note_probe_off,
     note_stand_ins,
     read_study,
 )
@@ -162,6 +163,7 @@ def tune(
         note(f"note: {left}")
     study, places = read_study(document, overrides, base=place)
     note_stand_ins(spec)
+    note_probe_off(study)
     with study_place(folder, store) as home, closing(api.open_store(home.store)) as database:
         with places, LiveView(study) as view:
 

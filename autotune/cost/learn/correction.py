@@ -2,7 +2,7 @@
 
 Prediction and interval of a config follow from the trials in three ways. Constants and level, which
 all configs share, are refitted (`refit`), and each config moves by its own mix of causes. Own
-errors are shared by neighbours (`own_error`). Both are one linear step about the constants that the
+errors are shared by neighbors (`own_error`). Both are one linear step about the constants that the
 study began with. How wide all of these errors are is the study's own too (`error_scale`). Trials
 whose sends stalled are set aside (`stalled_trials`).
 
@@ -29,7 +29,7 @@ which hardly depends on it from 2 to 4, and c has nine tenths of them inside
 sixth narrower than such a t, since they hold.
 
 Which trials ran while sends stalled, so that they tell nothing about constants, level and
-neighbours.
+neighbors.
 
 A pipeline over nodes may take several times as long as it should, with a known chance and by a
 known factor (`stalls`). Of a trial that ran so, a refit would say that the whole cluster is that
@@ -254,7 +254,7 @@ def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, Ph
 
 
 def after_one_trial(estimate: Estimate) -> float:
-    """Half-width of one config's 90% interval once its neighbour on one knob has run as far off as
+    """Half-width of one config's 90% interval once its neighbor on one knob has run as far off as
     expected, as a fraction of the step time."""
     alike = uncertain(Calibration()).own_error
     own, level = float(config_sigma(estimate)) ** 2, float(estimate.level_sigma) ** 2

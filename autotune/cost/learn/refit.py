@@ -6,7 +6,7 @@ with what stays uncertain about them.
     f_i     step time of config i by the cost model (`time.step`)
     theta   logs of K constants: normal about those that ship, with the standard deviations of `refit_values` (how far one cluster lies from another)
     level   what no constant explains and all configs of a cluster share; it is kept as one more constant, of which every derivative is 1
-    e       own errors of the configs (`own_error`), which neighbours share in part
+    e       own errors of the configs (`own_error`), which neighbors share in part
 
 Linearised about a point, the posterior is normal: with J = d log f / d theta, prior covariance S
 and covariance E of the own errors
@@ -27,7 +27,7 @@ and how configs share it.
     r   the part that changes from config to config with the knobs
     l   distance over which it is shared: Euclidean, one for each doubling of a count or step of a word, over all knobs
     w   1 within a workload, less between workloads
-    a   the part that does not carry over to neighbours: the speed of these very kernels, settings that no knob states, and what repeats differ by
+    a   the part that does not carry over to neighbors: the speed of these very kernels, settings that no knob states, and what repeats differ by
     k   1 for configs in which a rank computes the same for a layer and a micro-batch, else 0: same layer, sequence, tensor degree, micro-batch and recomputation, whatever
         the pipeline, the number of ranks and the accumulation. Their kernels are the same ones, in a large job and in a small one
     q   share of a^2 that such configs have in common
@@ -87,7 +87,7 @@ class OwnError:
     """q"""
 
     def covariance(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Covariance of the part that neighbours share, shape (N, n)."""
+        """Covariance of the part that neighbors share, shape (N, n)."""
         distances = _distances(rows.points, others.points)
         same = rows.workloads[:, None] == others.workloads[None, :]
         near = np.exp(-distances / self.length)
@@ -369,7 +369,7 @@ class Conditioned:
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Covariance of the errors of configs with those of others, of what neighbours share, shape
+        """Covariance of the errors of configs with those of others, of what neighbors share, shape
         (N, m)."""
         import scipy
 

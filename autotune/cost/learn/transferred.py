@@ -10,7 +10,7 @@ about it in a smaller job of the same degrees too, so own errors are carried ove
 
 Which prior is right is not known after a few trials. So the answers of all are averaged, each with
 the evidence of its prior (`Conditioned.log_evidence`). Left-out trials do not tell priors apart:
-each is predicted from the own errors of its neighbours, whatever the constants.
+each is predicted from the own errors of its neighbors, whatever the constants.
 """
 
 from __future__ import annotations

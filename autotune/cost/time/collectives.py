@@ -93,7 +93,7 @@ def all_to_all_time_s(
 def send_time_s(
     inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a
+    """Seconds of one send between pipeline neighbors; `inside`: fraction of sends that stay in a
     domain."""
     intra = cluster.intra_node.latency_s + sent_bytes / (
         cluster.intra_node.bytes_per_s * constants.intra_efficiency

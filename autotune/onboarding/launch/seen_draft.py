@@ -41,7 +41,7 @@ from autotune.ports.program_facts import NARROW, ProgramFacts
 from autotune.schema import parse_study
 from autotune.spec import FIELDS, KNOBS, ModelSpec
 from autotune.spec.config import knobs_of
-from autotune.spec.texts.as_text import value_word
+from autotune.spec.texts.as_text import number_of, value_word
 from autotune.trainers.documents.placeholders import Values, parse
 
 AGREES, IS_SAME = 0.05, 0.01
@@ -329,7 +329,7 @@ def seen_draft(
             )
         spec = spec.put("trainer", kept_length)
     heading = (
-        f"A first spec from `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
+        f"A first spec from `autotune init --run`: {launched} ran for {number_of(steps, 'optimizer step')}, and was stopped.",
         "Values are what the probe observed. Values that come only from the source code are shown with their line number. Next, run `autotune check`, then `autotune tune`.",
     )
     asked = tuple(dict.fromkeys(fill_in))
@@ -460,7 +460,9 @@ def _as_seen(draft: Draft, run: SeenLaunch, meant: Mapping[str, str], *, batch: 
     if isinstance(read := draft.value("space"), dict):  # and none that ships
         space = _space(read, run, misread, batch=batch, is_local=is_local)
         draft = draft.edited("space", value=_space_of(space, run, meant))
-    baseline = Entry(key="baseline", value=_config(run), comment=f"{SEEN}: {run.facts.world} ranks")
+    baseline = Entry(
+        key="baseline", value=_config(run), comment=f"{SEEN}: {number_of(run.facts.world, 'rank')}"
+    )
     draft = draft.put("baseline", baseline, after="space")
     fixed = {knob: run.knobs.get(knob, value) for knob, value in fixed.items()}
     draft = draft.edited("trainer.fixed", value=fixed)

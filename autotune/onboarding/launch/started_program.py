@@ -58,6 +58,7 @@ from autotune.onboarding.script.reading import Script, read_script
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import settings_file, told_by_file, typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
+from autotune.spec.texts.as_text import number_of
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.documents.shell_folders import OF_SCRIPT
 from autotune.trainers.documents.shell_words import commands_of
@@ -217,7 +218,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         )
     if place.is_spread:
         raise SpecError(
-            f"{how}, one process for each of {started.nodes * (started.gpus_per_node or place.ranks)} ranks, but across several nodes autotune starts a command once per node, "
+            f"{how}, one process for each of {number_of(started.nodes * (started.gpus_per_node or place.ranks), 'rank')}, but across several nodes autotune starts a command once per node, "
             "so each would start all ranks again",
             remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and pass the script that does so, "
             "or tune on one node: --cluster GPU-1x8",

@@ -30,6 +30,7 @@ from autotune.spec import (
     ParallelConfig,
     Workload,
     catalog,
+    number_of,
 )
 from autotune.trainers import Launch, trainer
 from autotune.trainers.documents.output_options import with_own_outputs
@@ -175,5 +176,5 @@ def ended_early(watched: WatchedLaunch) -> str:
     """Why it ended before all of its steps, in words; empty where it did not."""
     if watched.failure is None:
         return ""
-    steps = f"{watched.steps} optimizer step{'s' if watched.steps != 1 else ''}"
+    steps = f"{number_of(watched.steps, 'optimizer step')}"
     return f"the launch ended after {steps}, and later steps may differ: {watched.failure.message}"

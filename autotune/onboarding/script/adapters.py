@@ -26,7 +26,7 @@ from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.post_training.adapters import targets_of
 
-NOT_COUNTED = "not modelled: "
+NOT_COUNTED = "not modeled: "
 """how notes begin that say what a plan takes otherwise than it is"""
 NOT_PREDICTED = "a step is predicted without "
 """how notes begin that say what a plan of a plain training does not have"""

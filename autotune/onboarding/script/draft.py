@@ -78,6 +78,7 @@ from autotune.onboarding.script.option_names import (
 from autotune.onboarding.script.options import ScriptOption
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script.reading import Script, settled
+from autotune.spec.texts.as_text import number_of
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.command.training import APPEND, NUMBERS
 from autotune.trainers.documents.placeholders import braced
@@ -500,7 +501,7 @@ def _baseline(today: LaunchToday) -> Entry:
     values |= {"zero_stage": template.stages[0]} if template else {}
     comment = "as launched" if found.script.started else "the script's defaults"
     if today.is_elsewhere:
-        comment += f", on {today.ranks_of_trials} ranks instead of {today.ranks}"
+        comment += f", on {number_of(today.ranks_of_trials, 'rank')} instead of {today.ranks}"
     text = baseline_text({**values, **found.fixed, **values})
     return Entry(key="baseline", value=text, comment=comment)
 
@@ -708,7 +709,7 @@ def _what_is_off(today: LaunchToday, source: Path) -> Iterator[str]:
         many = f"{today.ranks_of_trials}{'' if script.code.spawned else ' are assumed'}"
         yield f"{script.name} starts its own ranks, and no option sets their number ({many}); to tune the number, add an option to {script.name} for it (--world-size)"
     if today.is_elsewhere:
-        yield f"{source.name} starts {today.ranks} ranks, but trials have {today.ranks_of_trials}, with the same batch per step"
+        yield f"{source.name} starts {number_of(today.ranks, 'rank')}, but trials have {today.ranks_of_trials}, with the same batch per step"
 
 
 def _shown(options: Sequence[ScriptOption]) -> str:

@@ -49,6 +49,7 @@ from autotune.onboarding.settings.file import (
     told_by_file,
     typed,
 )
+from autotune.spec.texts.as_text import number_of
 from autotune.spec.texts.usual_names import (
     AMP_FORMATS,
     FINDS_BATCH,
@@ -611,7 +612,7 @@ class LaunchToday:
         """Why its degrees are not those of a config; empty where they are."""
         if self.ranks_of_trials % self._model or self.ranks % self._model:
             shown = " x ".join(f"{name}={value}" for name, value in self.degrees.items())
-            return f"{shown} does not divide {self.ranks_of_trials} ranks"
+            return f"{shown} does not divide {number_of(self.ranks_of_trials, 'rank')}"
         return ""
 
     @cached_property
@@ -661,7 +662,7 @@ class LaunchToday:
             return whole, f"{what}: {chosen} lets the program choose the batch", True
         parts = f"{'as launched' if script.started else 'its defaults'}, {micro} x {steps}"
         if not is_total and self.replicas > 1:
-            parts += f" on {self.ranks} ranks"
+            parts += f" on {number_of(self.ranks, 'rank')}"
             parts += (
                 f", {self.replicas} of them with their own data"
                 if self.replicas < self.ranks

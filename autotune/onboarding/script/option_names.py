@@ -254,7 +254,7 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         words = dict(_offered(known, choices, is_autocast=is_autocast))
     elif target == "precision" and said:
         today = {value: word for word in said if (value := _value_of(known, word)) is not None}
-        # of other words only those that are there are sure: what their neighbours are called is the
+        # of other words only those that are there are sure: what their neighbors are called is the
         # program's own choice
         # accelerate's `mixed_precision` is off by "no"
         families = reversed(_FAMILIES) if "mixed" in option.last else _FAMILIES

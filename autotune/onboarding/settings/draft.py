@@ -33,6 +33,7 @@ from autotune.onboarding.script.adapters import (
 from autotune.onboarding.script.argv import written
 from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
 from autotune.onboarding.settings.program import SettingsProgram
+from autotune.spec.texts.as_text import number_of
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import DOCUMENTS, at_path, flat
@@ -134,7 +135,7 @@ def settings_draft(
         ),
     }
     shared = f", {replicas} of them with their own data" if replicas < place.ranks else ""
-    sizes = f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks{shared}"
+    sizes = f"batch: {micro} x {batch // (micro * replicas)} on {number_of(place.ranks, 'rank')}{shared}"
     space = {
         "micro_batch_size": sorted({max(1, micro // 2), micro, 2 * micro, 4 * micro}),
         "recompute": list(words),

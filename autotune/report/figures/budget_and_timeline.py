@@ -146,7 +146,7 @@ def trial_timeline(source: FigureSource) -> Figure | None:
         name="timeline",
         title="Trials on ranks",
         shows=f"When each trial ran, from launch to end, and how many of the {count} ranks it used.{cut}",
-        how_to_read="Each box is a trial, numbered if there is room; its height is the number of ranks. Green: measured. Blue: running. Red: failed. Grey: ended early. Framed: finals. Empty space to the right of a box is idle time of its ranks.",
+        how_to_read="Each box is a trial, numbered if there is room; its height is the number of ranks. Green: measured. Blue: running. Red: failed. Gray: ended early. Framed: finals. Empty space to the right of a box is idle time of its ranks.",
         svg=lanes(
             spans,
             count=count,

@@ -17,7 +17,7 @@ from autotune.report.terminal import format_count
 from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
 from autotune.spec import FailureKind, Trial, TrialPurpose
-from autotune.spec.texts.as_text import count_cell
+from autotune.spec.texts.as_text import count_cell, number_of
 
 AXES = ("pp", "tp")
 """(columns, rows)"""
@@ -183,7 +183,7 @@ def _has_faster(cell: _Cell) -> bool:
 def _tile(cell: _Cell, name: str, speeds: list[float], *, has_trials: bool) -> Tile:
     """`has_trials`: whether any cell is measured, so that predicted ones are marked."""
     value = _value(cell)
-    counts = f"{cell.configs:,} configs, {cell.fitting:,} expected to fit"
+    counts = f"{number_of(cell.configs, 'config')}, {cell.fitting:,} expected to fit"
     if value is None:
         return Tile(
             lines=["out of", "memory"], title=f"{name}: out of memory; {counts}", kind="refused"

@@ -70,7 +70,7 @@ def knob_importance(source: FigureSource) -> Figure | None:
             bars,
             names={"predicted": "predicted, all configs", "measured": "measured trials"},
             number=lambda share: f"{share:.0%}",
-            x_label="share of the variance of ln(tokens per second)",
+            x_label="share of the variance of ln(tokens/s)",
             description="Share of the variance of speed that each knob explains",
         ),
         table=table_of(

@@ -18,7 +18,7 @@ from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.config import capitalized
-from autotune.spec.texts.as_text import duration_cell
+from autotune.spec.texts.as_text import duration_cell, number_of
 from autotune.study.controller.finals.finalists import longer, whole
 
 KINDS = ("line", "second", "dashed", "dotted")
@@ -42,7 +42,7 @@ class StepsLeft:
     """whether it has no ranks yet"""
 
     def __str__(self) -> str:
-        said = f"trial {self.trial.number}: {self.done} of at most {self.most} steps"
+        said = f"trial {self.trial.number}: {self.done} of at most {number_of(self.most, 'step')}"
         if self.waits:
             return f"{said}; waiting for ranks"
         if self.least_s is None or self.most_s is None:

@@ -136,7 +136,7 @@ def plot(
             free = middle + half + LETTER / 2
     out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{right:g}"/>')
     out.append(text("name", (LEFT + right) / 2, HEIGHT - 8, x.label, "middle"))
-    out.append(text("name", 4, 11, y.label))
+    out.append(text("name", 4, 13, y.label))
     out += [_path(line, at_x, at_y, right, is_named=not legend) for line in lines if line.points]
     out += [_mark(p, at_x(p.x), at_y(p.y)) for p in points if p.y <= high_y]
     for p in points:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape
 
-WIDTH = 520.0
-HEIGHT = 290.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 24.0, 46.0
+WIDTH = 430.0
+HEIGHT = 250.0
+LEFT, RIGHT, TOP, BOTTOM = 74.0, 16.0, 24.0, 46.0
 """margins of figures with axes"""
-LETTER = 8.2
+LETTER = 8.6
 """width of a letter in the larger type of narrow pages"""
 
 Format = Callable[[float], str]

@@ -57,7 +57,7 @@ def lanes(
     def at(time_s: float) -> float:
         return LEFT + (time_s - low_s) / wide_s * (right - LEFT)
 
-    out = [open_figure(WIDTH, bottom + BOTTOM, description), text("name", 4, 11, "rank")]
+    out = [open_figure(WIDTH, bottom + BOTTOM, description), text("name", 4, 13, "rank")]
     each = max(1, round(count / 8))
     out += [
         text("tick", LEFT - 8, TOP + tall * (i + 0.5) / count + 4, str(i), "end")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import WIDTH, open_figure, shortened, text
+from autotune.report.svg.canvas import LETTER, WIDTH, open_figure, shortened, text
 
-LEFT, RIGHT, TOP, TALL = 34.0, 44.0, 40.0, 220.0
+LEFT, RIGHT, TOP, TALL = 34.0, 54.0, 40.0, 220.0
 MOST_VALUES = 12
 """values written beside an axis"""
 
@@ -37,7 +37,7 @@ class Item:
 def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, description: str) -> str:
     """Later items are drawn over earlier ones."""
     step = (WIDTH - LEFT - RIGHT) / max(1, len(axes) - 1)
-    room = max(6, int(step / 5.4))
+    room = max(6, int(step / LETTER))
 
     def y_of(height: float) -> float:
         return TOP + TALL * (1.0 - height)
@@ -59,7 +59,7 @@ def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, descrip
         elif i == len(axes) - 1:
             edge, anchor = WIDTH - 4, "end"
         out.append(
-            text("name", edge, TOP - 24 + 12 * (i % 2), shortened(axis.name, 2 * room), anchor)
+            text("name", edge, TOP - 26 + 15 * (i % 2), shortened(axis.name, 2 * room), anchor)
         )
         each = -(-len(axis.values) // MOST_VALUES) or 1
         for k in range(0, len(axis.values), each):

@@ -37,7 +37,7 @@ def stacked_area(
     layers: Mapping[str, Sequence[float]],
     *,
     names: Mapping[str, str],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     titles: Sequence[str],
     stretches: Sequence[Stretch],
     limit: float | None,
@@ -55,12 +55,12 @@ def stacked_area(
     parts = (
         open_figure(WIDTH, height, description),
         *_grid(plot, number, unit),
-        *_areas(plot, {name: layers[name] for name in used}, names, colours),
+        *_areas(plot, {name: layers[name] for name in used}, names, colors),
         *_pointed_at(plot, titles),
         _horizontal("axis", f"{BOTTOM:g}"),
         *_stretches(plot, stretches),
         *(() if limit is None else _limit(plot, limit, limit_label)),
-        *_legend(used, names, colours),
+        *_legend(used, names, colors),
         "</svg>",
     )
     return "".join(parts)
@@ -105,7 +105,7 @@ def _areas(
     plot: _Plot,
     layers: Mapping[str, Sequence[float]],
     names: Mapping[str, str],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
 ) -> Iterator[str]:
     floor = [0.0] * plot.count
     for name, heights in layers.items():
@@ -115,7 +115,7 @@ def _areas(
             f"V{plot.y(y):.1f}H{plot.x(i):.1f}" for i, y in reversed(list(enumerate(floor)))
         )
         path = f"M{plot.x(0):.1f} {plot.y(floor[0]):.1f}{forth}{back}Z"
-        yield f'<path d="{path}" fill="{escape(colours[name])}"><title>{escape(names[name])}</title></path>'
+        yield f'<path d="{path}" fill="{escape(colors[name])}"><title>{escape(names[name])}</title></path>'
         floor = roof
 
 
@@ -141,9 +141,9 @@ def _limit(plot: _Plot, limit: float, label: str) -> tuple[str, str]:
 
 
 def _legend(
-    used: Sequence[str], names: Mapping[str, str], colours: Mapping[str, str]
+    used: Sequence[str], names: Mapping[str, str], colors: Mapping[str, str]
 ) -> Iterator[str]:
     for index, name in enumerate(used):
         x, y = LEFT + 130.0 * (index % PER_ROW), BOTTOM + 34 + 20.0 * (index // PER_ROW)
-        yield f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colours[name])}"/>'
+        yield f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colors[name])}"/>'
         yield _text(names[name], f"{x + 16:g}", f"{y + 10:g}")

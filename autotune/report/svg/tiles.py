@@ -1,4 +1,4 @@
-"""A grid of labelled cells, each filled by how large its value is, or hatched."""
+"""A grid of labeled cells, each filled by how large its value is, or hatched."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from autotune.service.pages.rendering import as_html, render
 from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, Changer, OwnForm, Visitor, done, said
 from autotune.service.routes.studies import Action, acted
-from autotune.spec import ModelSpec, StudyStatus, TrialStatus, Wanted
+from autotune.spec import ModelSpec, StudyStatus, TrialStatus, Wanted, number_of
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
 
@@ -208,7 +208,7 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
     supervisor = service.supervisor
     if supervisor is None:
         return f"{place}. This service starts no studies; run `autotune serve` on its store."
-    return f"{place}. This service is running {len(supervisor.running)} of at most {service.options.max_studies} studies."
+    return f"{place}. This service is running {len(supervisor.running)} of at most {number_of(service.options.max_studies, 'study', 'studies')}."
 
 
 def _history(events: Sequence[HistoryEvent]) -> list[tuple[str, str]]:
@@ -229,9 +229,7 @@ def _places(record: StudyRecord) -> list[str]:
 
 def _shape(model: ModelSpec) -> str:
     """The model by name and size: `llama-8b (8.03G parameters, 32 layers)`."""
-    return (
-        f"{model.name} ({format_count(model.num_parameters)} parameters, {model.num_layers} layers)"
-    )
+    return f"{model.name} ({format_count(model.num_parameters)} parameters, {number_of(model.num_layers, 'layer')})"
 
 
 def _figures_at(result: Result) -> str:

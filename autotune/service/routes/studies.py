@@ -42,7 +42,7 @@ from autotune.service.routes.response_models import (
     TrialList,
     responses,
 )
-from autotune.spec import StudyStatus
+from autotune.spec import StudyStatus, number_of
 from autotune.spec.checks import options_of
 from autotune.spec.runs.versions import asked_versions
 from autotune.trainers import trainer_names
@@ -136,7 +136,7 @@ def submitted(
         raise RefusalError(
             429,
             "busy",
-            f"{own:,} studies of this owner are already waiting, which is the limit per owner (--max-waiting)",
+            f"an owner may have at most {service.options.max_queued_per_owner:,} waiting studies (--max-waiting), and this owner has {own:,}",
             remedy="wait until some studies have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )
@@ -144,7 +144,7 @@ def submitted(
         raise RefusalError(
             503,
             "busy",
-            f"the queue is full: {service.options.max_queued:,} studies are already waiting",
+            f"the queue is full, with {number_of(len(waiting), 'waiting study', 'waiting studies')}",
             remedy="wait until some studies have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )

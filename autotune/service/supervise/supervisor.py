@@ -3,7 +3,7 @@ nobody holds.
 
 Two supervisors on one store are safe: the lease decides which process gets a study, and the other
 process ends at once. Studies that outlived a killed service are safe too: they hold their leases,
-and they count towards the limit of this host.
+and they count toward the limit of this host.
 
 A study whose process dies again and again without ending a trial waits longer before each restart.
 After `MAX_CRASHES` deaths it is FAILED: its cause (too little memory, a broken installation) would

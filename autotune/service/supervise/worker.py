@@ -86,7 +86,7 @@ def _print(event: LoopEvent) -> None:
         case PhaseEntered(phase=phase, message=message):
             print(f"{phase}: {message}", flush=True)
         case TrialEnded(trial=trial):
-            print(f"trial {trial.number} {trial.config}: {trial.status}", flush=True)
+            print(f"trial {trial.number} {trial.config}: {trial.status.lower()}", flush=True)
         case Notice(message=message):
             print(message, flush=True)
 

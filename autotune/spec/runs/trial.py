@@ -62,6 +62,11 @@ class FailureKind(StrEnum):
         failure."""
         return self is FailureKind.WORKER_LOST
 
+    @property
+    def words(self) -> str:
+        """What messages and pages call it: `out of memory`."""
+        return self.lower().replace("_", " ")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Plain):
@@ -80,10 +85,14 @@ class Failure(Plain):
     step: int | None = None
     """the optimizer step in which the attempt failed, counted from 0 with warm-up"""
 
+    def __str__(self) -> str:
+        """Kind and message: `out of memory: tried to allocate 2 GiB`."""
+        return f"{self.kind.words}: {self.message}"
+
     @property
     def evidence(self) -> str:
         """Kind and message, the exception and the last log lines, as text."""
-        lines = (f"{self.kind}: {self.message}", self.exception, *self.log_tail)
+        lines = (str(self), self.exception, *self.log_tail)
         return "\n".join(line for line in lines if line)
 
 

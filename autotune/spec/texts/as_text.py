@@ -20,6 +20,11 @@ def notes_of(*cases: tuple[object, str]) -> tuple[str, ...]:
     return tuple(note for holds, note in cases if holds)
 
 
+def number_of(number: int, one: str, many: str = "") -> str:
+    """A number of things: `1 step`, `1,024 steps`; `many` where the plural does not end in s alone."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def format_bytes(value: float | None) -> str:
     """`1.5 GiB`, with three significant digits; `-` when unknown."""
     if value is None or not math.isfinite(value):
@@ -113,9 +118,10 @@ def format_span(seconds: float | None) -> str:
 
 
 def format_mfu(share: float | None, digits: int = 1) -> str:
-    """`43.0%`; `-` if unknown or above 1. A share above 1 means that the stated peak is too low, as
-    it can be for a CPU."""
-    return f"{share:.{digits}%}" if share is not None and 0 <= share <= 1 else UNKNOWN
+    """`43.0%`; `-` if unknown; `>100%` where the stated peak is too low, as it can be for a CPU."""
+    if share is None or not 0 <= share < math.inf:
+        return UNKNOWN
+    return f"{share:.{digits}%}" if share <= 1 else ">100%"
 
 
 def format_gain(factor: float) -> str:

@@ -236,6 +236,8 @@ def meant_by(word: str) -> frozenset[str]:
             if word.lower() in map(str.lower, spellings)
         }
     found |= {alike for alike, usual in _SPEC_KEYS.items() if usual in found}
+    if re.fullmatch("adapters?|q?lora|peft_config", name):
+        found.add("peft")
     return frozenset(target for target in found if target) | _gpus(name)
 
 

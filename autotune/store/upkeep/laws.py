@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from autotune.ports import EventKind, HistoryEvent, StudyRecord, status_kind
-from autotune.spec import StudyStatus, Trial, TrialStatus
+from autotune.spec import StudyStatus, Trial, TrialStatus, number_of
 
 _ENDINGS = {status_kind(status) for status in StudyStatus if status.is_terminal}
 _STATES = {status_kind(status) for status in StudyStatus}
@@ -69,12 +69,12 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
         yield f"must have exactly one trial.asked event, at the start, but has {kinds.count('trial.asked')}, and its history begins with {kinds[:1]}"
     ended = [line for line in lines if line.kind == EventKind.TRIAL_ENDED]
     if len(ended) != (1 if trial.status.is_terminal else 0):
-        yield f"is {trial.status} but ended {len(ended)} times"
+        yield f"is {trial.status} but ended {number_of(len(ended), 'time')}"
     elif ended and ended[0].data["status"] != trial.status:
         yield f"ended as {ended[0].data['status']} but is {trial.status}"
     started = [line.data["attempt"] for line in lines if line.kind == EventKind.TRIAL_STARTED]
     if started != list(range(1, trial.attempts + 1)):
-        yield f"has {trial.attempts} attempts but started {started}"
+        yield f"has {number_of(trial.attempts, 'attempt')} but started {started}"
     is_open = False
     for kind in kinds:
         if kind == EventKind.TRIAL_STARTED:
@@ -90,7 +90,7 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not (
         trial.attempts and trial.is_measured
     ):
-        yield f"is {trial.status} with {trial.attempts} attempts and {'a' if trial.is_measured else 'no'} measurement"
+        yield f"is {trial.status} with {number_of(trial.attempts, 'attempt')} and {'a' if trial.is_measured else 'no'} measurement"
     if trial.status is TrialStatus.FAILED and trial.failure is None:
         yield "is FAILED without a failure"
 
@@ -104,7 +104,7 @@ def _study_faults(
     states = [event.kind for event in events if event.kind in _STATES]
     endings = [kind for kind in states if kind in _ENDINGS]
     if len(endings) != (1 if record.status.is_terminal else 0):
-        yield f"is {record.status} but ended {len(endings)} times"
+        yield f"is {record.status} but ended {number_of(len(endings), 'time')}"
     elif endings and states[-1] != endings[0]:
         yield f"has the event {states[-1]} after its end"
     if states and states[-1] != status_kind(record.status):

@@ -48,7 +48,7 @@ def want(connection: Connection, study_id: str, wanted: Wanted, message: str) ->
     study = _locked(connection, study_id)
     if study.status in locking.TERMINAL:
         raise ConflictError(
-            f"study {study_id} has ended as {study.status}", remedy="submit a new study"
+            f"study {study_id} has ended as {study.status.lower()}", remedy="submit a new study"
         )
     before = Wanted(study.wanted)
     if not before.may_become(wanted):
@@ -101,17 +101,17 @@ def set_status(
             )
     if study.status in locking.TERMINAL:
         raise ConflictError(
-            f"a terminal status never changes, and study {study_id} is {study.status}",
+            f"a terminal status never changes, and study {study_id} is {study.status.lower()}",
             remedy="submit a new study",
         )
     if study.status not in [str(s) for s in expect]:
         names = ", ".join(str(s) for s in expect)
         raise ConflictError(
-            f"study {study_id} must be {names} to become {status}, but is {study.status}"
+            f"study {study_id} must be {names} to become {status.lower()}, but is {study.status.lower()}"
         )
     if wanted is not None and study.wanted != wanted:
         raise ConflictError(
-            f"study {study_id} becomes {status} only if {wanted!r} is requested, but {study.wanted!r} is requested"
+            f"study {study_id} becomes {status.lower()} only if {wanted!r} is requested, but {study.wanted!r} is requested"
         )
     now, message = now_us(), study.message if message is None else message
     columns: dict[str, Any] = {name: value for name, value in fields.items() if name != "result"}
@@ -121,7 +121,7 @@ def set_status(
     lines: list[tuple[str, Mapping[str, Any]]] = []
     if status.is_terminal:
         columns["ended_us"] = now
-        lines += cancel_open(connection, study, f"the study is {status}")
+        lines += cancel_open(connection, study, f"the study is {status.lower()}")
     connection.execute(update(studies).where(studies.c.key == study.key).values(**columns))
     if "result" in fields:
         _write_result(connection, study.key, json_text(fields["result"]))
@@ -159,7 +159,7 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     study = locking.find(connection, study_id)
     if study.status not in locking.TERMINAL:
         raise ConflictError(
-            f"only a study that has ended can be deleted, but study {study_id} is {study.status}",
+            f"only a study that has ended can be deleted, but study {study_id} is {study.status.lower()}",
             remedy="cancel the study first",
         )
     measured = select(trials.c.workload, trials.c.config_key).where(

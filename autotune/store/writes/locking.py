@@ -63,7 +63,7 @@ def claim(
         found = find(connection, study_id)
         if found.status in TERMINAL:
             raise ConflictError(
-                f"a study that has ended cannot be claimed, and study {study_id} is {found.status}"
+                f"a study that has ended cannot be claimed, and study {study_id} is {found.status.lower()}"
             )
         return None
     append(connection, row.key, [(EventKind.CLAIMED, {"owner": owner, "fence": row.fence})])

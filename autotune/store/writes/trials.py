@@ -130,7 +130,7 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         return
     if row.status not in OPEN:
         raise ConflictError(
-            f"only an open trial can be started, but trial {number} of study {lease.study} is {row.status}"
+            f"only an open trial can be started, but trial {number} of study {lease.study} is {row.status.lower()}"
         )
     _refuse_terminal(study)
     if attempt != row.attempts + 1:
@@ -226,7 +226,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
             f"trial {trial.number} of study {lease.study} has another config: {asked.config}"
         )
     if row.status not in OPEN:
-        keep_late(connection, study.key, trial, f"already {row.status}", lease.fence)
+        keep_late(connection, study.key, trial, f"already {row.status.lower()}", lease.fence)
         return
     _check_ending(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
@@ -321,7 +321,7 @@ def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int)
 
 
 def _check_ending(trial: Trial, *, was_started: bool) -> None:
-    where = f"trial {trial.number} cannot be {trial.status}"
+    where = f"trial {trial.number} cannot be {trial.status.lower()}"
     if not trial.status.is_terminal:
         raise ConflictError(f"{where} when it ends; the last status must be terminal")
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED):
@@ -336,6 +336,6 @@ def _check_ending(trial: Trial, *, was_started: bool) -> None:
 def _refuse_terminal(study: Row[Any]) -> None:
     if study.status in locking.TERMINAL:
         raise ConflictError(
-            f"a study that has ended takes no more trials, and study {study.id} is {study.status}",
+            f"a study that has ended takes no more trials, and study {study.id} is {study.status.lower()}",
             remedy="submit a new study",
         )

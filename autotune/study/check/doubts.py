@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 from autotune.spec import ParallelConfig, Study
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 from autotune.trainers.logs.printed_rates import PrintedRate, printed_rate
 
 TOKENS_RATIO = 1.3
@@ -106,9 +106,10 @@ def _of_tokens(
         if rate.is_tokens
         else f"global_batch_size {batch}"
     )
+    on = f" on {number_of(ranks, 'rank')}" if rate.is_per_gpu else ""
     yield (
         f"the log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
-        f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}). Fix `workload`, or the batch options in trainer.argv; otherwise every tokens/s in the study is wrong by that factor"
+        f"but the spec says {expected:,.0f} ({product}{on}). Fix `workload`, or the batch options in trainer.argv; otherwise every tokens/s in the study is wrong by that factor"
     )
 
 

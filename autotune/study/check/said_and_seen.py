@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import ProgramFacts
 from autotune.results.knobs_seen import Row, knob_rows, precision_row
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import ParallelConfig, Study, number_of
 
 PARAMETERS = 0.05
 """relative difference of parameters that is none: padded vocabularies, biases, norms"""
@@ -53,8 +53,8 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
 def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) -> Iterator[Row]:
     same_data = config.tp * config.pp * config.cp
     total = seen.sequences * world / same_data if seen.sequences else None
-    said = f"{config.global_batch_size} ({config.accumulation_steps} x {config.micro_batch_size} on {config.dp} ranks)"
-    micro_batches = f"{seen.micro_batches} micro-batches a step"
+    said = f"{config.global_batch_size} ({config.accumulation_steps} x {config.micro_batch_size} on {number_of(config.dp, 'rank')})"
+    micro_batches = f"{number_of(seen.micro_batches or 0, 'micro-batch', 'micro-batches')} a step"
     varies = ", varies" if seen.fills_by_tokens else ""
     found = f"{total:g}{varies} ({micro_batches})" if total else micro_batches
     yield Row(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from autotune.spec import Failure, FailureKind, Study, config_label
-from autotune.spec.texts.as_text import format_bytes, format_duration
+from autotune.spec.texts.as_text import format_bytes, format_duration, number_of
 from autotune.study.check.doubts import CLOCK, covers_the_batch
 from autotune.study.check.program_check import STEPS, ProgramCheck
 from autotune.study.program_remarks import listed, remarks
@@ -297,12 +297,12 @@ def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
         needed = check.study.measure.warmup_steps + check.study.measure.min_steps
         return Verdict(
             ready=False,
-            message=f"the program ended without an error, but its log shows only {done} steps, and a trial must measure at least {needed}",
+            message=f"the program ended without an error, but its log shows only {number_of(done, 'step')}, and a trial must measure at least {needed}",
             remedy="pass {steps} to the program, so that it runs long enough, and make the program log every step",
         )
     return Verdict(
         ready=False,
-        message=_failed(f"the program failed after {done} step{'s' if done != 1 else ''}", failure),
+        message=_failed(f"the program failed after {number_of(done, 'step')}", failure),
         remedy=_remedy(failure),
     )
 
@@ -319,11 +319,12 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
         )
     elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
         message = _failed(
-            f"none of the {count} lines that the program printed belongs to a step", failure
+            f"none of the {number_of(count, 'line')} that the program printed belongs to a step",
+            failure,
         )
         remedy = "the last lines show how far the program got. Ranks may be waiting for each other (let torchrun choose the port with --standalone), the start may need more time (set measure.start_timeout_s), or the program may not print its steps"
     else:
-        message = f"none of the {count} lines that the program printed was recognized as a step"
+        message = f"none of the {number_of(count, 'line')} that the program printed was recognized as a step"
         remedy = f"make the program print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
         if check.needs_no_patterns and "metrics" in options:
             remedy = "remove trainer.metrics; these lines are understood without it"

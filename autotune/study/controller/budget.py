@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.spec import Budget
-from autotune.spec.texts.as_text import format_span
+from autotune.spec.texts.as_text import format_span, number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,13 @@ REFUSED_PER_TRIAL = 10
 def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     """Why no further trial may be asked for, in words; empty while one may."""
     if spent.trials >= budget.max_trials:
-        return f"the budget of {budget.max_trials} {'trial' if budget.max_trials == 1 else 'trials'} is spent"
+        return f"the budget of {number_of(budget.max_trials, 'trial')} is spent"
     if spent.failed >= budget.max_failed_trials:
-        return f"{spent.failed} trials failed, so the budget for failed trials is used up"
+        return (
+            f"{number_of(spent.failed, 'trial')} failed, so the budget for failed trials is used up"
+        )
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
-        return f"{spent.refused} configs proposed by the searcher cannot run here"
+        return f"{number_of(spent.refused, 'config')} proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
         return f"{format_span(spent.wall_s)} of {format_span(budget.max_wall_s)} of wall time are spent; the rest is reserved for the finals"
     if (

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.reward import tokens_per_s
 from autotune.space.enumeration import in_words
-from autotune.spec import Study, StudyStatus, Trial
+from autotune.spec import Study, StudyStatus, Trial, number_of
 from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals.finalists import failed_in_finals, first_finalists
@@ -72,7 +72,7 @@ def _refusals(infeasible: Mapping[str, int]) -> str:
     if not infeasible:
         return ""
     reason, count = next(iter(in_words(infeasible).items()))
-    return f"; {sum(infeasible.values()):,} configs cannot run here, {count:,} of them for this reason: {reason}"
+    return f"; {number_of(sum(infeasible.values()), 'config')} cannot run here, {count:,} of them for this reason: {reason}"
 
 
 def _outcome(

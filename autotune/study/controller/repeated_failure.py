@@ -42,7 +42,7 @@ def repeated_failure(trials: Iterable[Trial]) -> str:
         or any(_cause(failure) != _cause(first) for failure in failures)
     ):
         return ""
-    return f"all {len(configs)} configs that were tried failed in the same way before their first step, with {first.kind}: {first.message}"
+    return f"all {len(configs)} configs that were tried failed in the same way before their first step, with {first}"
 
 
 def _cause(failure: Failure) -> tuple[str, str, int]:

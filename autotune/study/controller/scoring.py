@@ -61,12 +61,12 @@ class Scorer:
         """of the trials that ended so far, where configs do not see the same data; of the baseline
         the first alone, however often it was measured"""
         self._has_default_curve = False
-        self._failures: Counter[str] = Counter()
+        self._failures: Counter[FailureKind] = Counter()
 
     def learn(self, trial: Trial) -> None:
         """Takes in a terminal trial."""
         if trial.failure is not None:
-            self._failures[str(trial.failure.kind)] += 1
+            self._failures[trial.failure.kind] += 1
         if not trial.is_measured or trial.measurement is None or trial.stands_for is not None:
             return
         if self.reference is None and trial.purpose is not TrialPurpose.REFERENCE:
@@ -197,7 +197,7 @@ class Scorer:
     def tally(self) -> str:
         """The failures so far by kind, in words."""
         return (
-            ", ".join(f"{n} {kind}" for kind, n in self._failures.most_common())
+            ", ".join(f"{n} {kind.words}" for kind, n in self._failures.most_common())
             or "none was completed"
         )
 

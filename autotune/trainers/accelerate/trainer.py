@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import ParallelConfig, Workload, number_of
 from autotune.spec.texts.as_text import notes_of
 from autotune.trainers.base.bundled_program import (
     DATA,
@@ -139,7 +139,7 @@ class AccelerateTrainer(BundledTrainer):
             notes = notes_of(
                 (
                     True,
-                    f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences",
+                    f"your program must accumulate {number_of(c.accumulation_steps, 'micro-batch', 'micro-batches')} of {number_of(c.micro_batch_size, 'sequence')}",
                 ),
                 (
                     recomputes,

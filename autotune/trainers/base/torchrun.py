@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.spec import ClusterSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ParallelConfig, Workload, number_of
 from autotune.trainers.launch_files import MASTER_ADDR, MASTER_PORT, NODE_RANK
 
 
@@ -47,7 +47,7 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
     per_node = next(n for n in range(min(world, cluster.gpus_per_node), 0, -1) if world % n == 0)
     if world // per_node > cluster.num_nodes:
         raise ExportError(
-            f"tp * pp * dp * cp = {world} ranks do not fit on {cluster.num_nodes} nodes with {cluster.gpus_per_node} ranks each",
+            f"tp * pp * dp * cp = {world} ranks do not fit on {number_of(cluster.num_nodes, 'node')} with {number_of(cluster.gpus_per_node, 'rank')} each",
             remedy="choose a larger cluster, or a config with fewer ranks",
             field="cluster",
         )

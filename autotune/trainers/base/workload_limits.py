@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Workload, number_of
 from autotune.spec.hugging_face.families import FAMILIES
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.spec.post_training import RL_KNOBS, PostTraining
@@ -89,7 +89,7 @@ def step_rule(rl: PostTraining, c: ParallelConfig) -> Rule:
     return Rule(
         c.global_batch_size != rl.mini_batch,
         "accumulation_steps",
-        f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {c.global_batch_size}",
+        f"an optimizer step of this workload has {number_of(rl.mini_batch, 'sequence')}, but micro_batch_size * accumulation_steps * dp = {c.global_batch_size}",
         remedy="make this product equal prompts * responses / mini_batches",
         value=c.accumulation_steps,
     )

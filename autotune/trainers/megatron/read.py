@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.spec.texts.as_text import notes_of
+from autotune.spec.texts.as_text import notes_of, number_of
 from autotune.trainers.documents.program_arguments import program_of
 from autotune.trainers.documents.shell_words import command_of
 from autotune.trainers.megatron.knobs import (
@@ -246,7 +246,7 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
         keys.drop("recompute-method")
         layers = keys.find("recompute-num-layers")
         keys.remarks.append(
-            f"{keys.name}: --recompute-method block recomputes {layers} layers per stage, but plans assume all layers (recompute=full)"
+            f"{keys.name}: --recompute-method block recomputes {number_of(layers, 'layer')} per stage, but plans assume all layers (recompute=full)"
         )
     replicas = keys.count("num-distributed-optimizer-instances")
     module = read_knobs(keys, _flag)

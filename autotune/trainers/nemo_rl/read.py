@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.spec.texts.as_text import notes_of
+from autotune.spec.texts.as_text import notes_of, number_of
 from autotune.trainers.nemo_rl.bases import BASE, bases_of, beside, inherited, resolved
 from autotune.trainers.nemo_rl.knobs import (
     DEFAULTS,
@@ -76,7 +76,7 @@ def read(keys: KeyReader) -> Reading:
     ranks = None if per_node is None else nodes * per_node - generating
     if ranks is not None and ranks < 1:
         raise SpecError(
-            f"the launch has {nodes * (per_node or 0)} GPUs, but the engines alone need {generating}, so no GPU is left for training",
+            f"the launch has {number_of(nodes * (per_node or 0), 'GPU')}, but the engines alone need {generating}, so no GPU is left for training",
             remedy="fix cluster.num_nodes, cluster.gpus_per_node or policy.generation.colocated.resources",
             field="FILE",
         )

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import ParallelConfig, Workload, number_of
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
@@ -179,7 +179,7 @@ class NemoRl(PostTrainer):
                 Rule(
                     generating % per_node and workload.cluster.num_nodes > 1,
                     "rollout_gpus",
-                    f"separate engines need whole nodes of {per_node} GPUs",
+                    f"separate engines need whole nodes of {number_of(per_node, 'GPU')}",
                     value=generating,
                 ),
                 Rule(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.spec.texts.as_text import number_of
 from autotune.trainers.openrlhf.knobs import ESTIMATORS, FLAGS, KL, ROLES, names_of, release_of
 from autotune.trainers.post_training.adapters import read_adapters
 from autotune.trainers.post_training.trainer import (
@@ -120,7 +121,7 @@ def _keep_apart(keys: KeyReader, apart: Mapping[str, int]) -> None:
     for role, count in apart.items():
         keys.keep(*_of_role(role))
         keys.remarks.append(
-            f"the {role} model has its own {count} GPUs, and exports keep this placement; plans place the model on the policy's GPUs"
+            f"the {role} model has its own {number_of(count, 'GPU')}, and exports keep this placement; plans place the model on the policy's GPUs"
         )
 
 

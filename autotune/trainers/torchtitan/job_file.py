@@ -1,5 +1,5 @@
 """torchtitan 0.2: the TOML job file, and a module that registers a model of the exact sizes
-(torchtitan's own flavours have fixed sizes).
+(torchtitan's own flavors have fixed sizes).
 
 Facts of its code (0.2.2) that the mapping rests on:
   - Mixed precision comes from FSDP or, on a mesh of one dimension, from autocast. With tp or pp and without FSDP there is none.

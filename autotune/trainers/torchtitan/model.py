@@ -3,8 +3,8 @@
 
 The builder follows from the family of the config.json. Qwen3 normalizes queries and keys;
 DeepSeek's attention makes keys and values from a latent, and its first layers have no experts;
-gpt-oss has learnt sinks, biases, and a window in every other layer. All routers are balanced by a
-bias, as torchtitan's own flavours are. Facts of its code (0.3.0): models/*/__init__.py.
+gpt-oss has learned sinks, biases, and a window in every other layer. All routers are balanced by a
+bias, as torchtitan's own flavors are. Facts of its code (0.3.0): models/*/__init__.py.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ FLAVORS = {
     ("deepseek_v3", "236B"): "deepseek-v2",
     ("deepseek_v3", "671B"): "deepseek-v3",
 }
-"""models of the catalog, by name and flavour of torchtitan's own; those of Qwen3 are called
+"""models of the catalog, by name and flavor of torchtitan's own; those of Qwen3 are called
 alike"""
 MODULE = "autotune_model"
 """the model module that an export brings"""

@@ -174,7 +174,7 @@ def _assigned(function: ast.FunctionDef, node: Any) -> Any:
 
 
 def _registered(function: ast.FunctionDef, node: Any) -> dict[str, Any]:
-    """Sizes of `model_registry("8B")`, a flavour of torchtitan's own, whose functions are named by
+    """Sizes of `model_registry("8B")`, a flavor of torchtitan's own, whose functions are named by
     the model: `llama3_8b`."""
     if not (
         isinstance(node, ast.Call) and ast.unparse(node.func) == "model_registry" and node.args

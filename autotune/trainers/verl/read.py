@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.spec.texts.as_text import notes_of
+from autotune.spec.texts.as_text import notes_of, number_of
 from autotune.trainers.post_training.adapters import read_adapters
 from autotune.trainers.post_training.trainer import (
     EXPERT_TP,
@@ -297,7 +297,7 @@ def _uncounted(keys: KeyReader) -> tuple[str, ...]:
         ),
         (
             keys.find("distillation.enabled"),
-            f"distillation: the teacher's {gpus} GPUs and time are not counted; launches pass these settings on unchanged",
+            f"distillation: the teacher's {number_of(gpus, 'GPU')} and time are not counted; launches pass these settings on unchanged",
         ),
         (
             keys.find(f"{ACTOR}.entropy_coeff"),

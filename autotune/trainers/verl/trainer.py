@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from autotune.errors import ExportError
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import ParallelConfig, Workload, number_of
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
@@ -125,7 +125,7 @@ class Verl(PostTrainer):
                 Rule(
                     generating % per_node,
                     "rollout_gpus",
-                    f"separate engines need whole nodes of {per_node} GPUs",
+                    f"separate engines need whole nodes of {number_of(per_node, 'GPU')}",
                     value=generating,
                 ),
                 Rule(

@@ -196,7 +196,7 @@ def test_the_history_says_what_happened_and_leaves_out_what_only_programs_need(
     service.store.release(lease)
     page = service.http.get(f"/studies/{study}").text
     shown = page.partition("History: the newest events")[2].partition("</table>")[0]
-    assert ">Trial 1: attempt 1 ended: WORKER_LOST: it died.<" in shown
+    assert ">Trial 1: attempt 1 ended: worker lost: it died.<" in shown
     assert ">Trial 0 proposed: " in shown
     assert not any(word in shown for word in ("study.", "trial.", "attempt.", lease.owner))
     told = [

@@ -225,7 +225,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
     ("played", "words", "is_programs_fault"),
     [
         ([failed(FailureKind.HANG, "no first step within 120 s")], "printed nothing: no first step within 120 s", True),
-        ([log("hello"), failed(FailureKind.HANG, "no first step")], "none of the 1 lines that the program printed belongs to a step: no first step", True),
+        ([log("hello"), failed(FailureKind.HANG, "no first step")], "none of the 1 line that the program printed belongs to a step: no first step", True),
         ([log("hello"), failed(FailureKind.METRICS_MISSING)], "print one JSON object per step", True),
         ([steps(2), failed(FailureKind.METRICS_MISSING)], "only 2 steps, and a trial must measure at least 7", True),
         ([failed(FailureKind.OUT_OF_MEMORY)], "set `baseline` to a config that fits", False),

@@ -108,9 +108,9 @@ def test_without_the_check_the_study_begins(store: Store, tmp_path: Path) -> Non
 def test_whoever_runs_a_submitted_study_tries_its_program(store: Store, tmp_path: Path) -> None:
     record = api.submit_study(store, api.load_study(program_spec(tmp_path, "print('hello')")))
     assert record.status is StudyStatus.QUEUED
-    with pytest.raises(ProgramError, match="none of the 1 lines"):
+    with pytest.raises(ProgramError, match="none of the 1 line"):
         api.run_study(store, record.id)
-    assert "none of the 1 lines" in store.study(record.id).message
+    assert "none of the 1 line" in store.study(record.id).message
 
 
 @pytest.mark.thorough

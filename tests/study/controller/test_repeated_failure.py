@@ -39,7 +39,7 @@ def failed(number: int, **changes: object) -> Trial:
 def test_three_configs_that_fail_alike_are_the_programs_fault() -> None:
     trials = [failed(number) for number in range(SAME_FAILURES)]
     assert (
-        "in the same way before their first step, with ERROR: ModuleNotFoundError: no data"
+        "in the same way before their first step, with error: ModuleNotFoundError: no data"
         in repeated_failure(trials)
     )
     assert not repeated_failure(trials[:-1])
@@ -108,6 +108,6 @@ def test_a_study_ends_with_the_cause_and_keeps_its_budget(store: Store) -> None:
     assert result.record.status is StudyStatus.FAILED
     assert sum(trial.status is TrialStatus.FAILED for trial in result.trials) == SAME_FAILURES
     assert (
-        "failed in the same way before their first step, with INVALID: injected fault: invalid"
+        "failed in the same way before their first step, with invalid: injected fault: invalid"
         in result.record.message
     )

@@ -265,7 +265,7 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
     while not world.ends:
         world.fail(world.only, FailureKind.OUT_OF_MEMORY)
     assert world.end.status is StudyStatus.FAILED
-    assert world.end.message == "no config could be measured: 3 OUT_OF_MEMORY"
+    assert world.end.message == "no config could be measured: 3 out of memory"
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_what_a_workload_says_of_the_program_is_refused_by_trainers_that_do_othe
     assert all(remedy in message for message in said)
 
 
-def test_lines_are_cut_and_without_colours() -> None:
+def test_lines_are_cut_and_without_colors() -> None:
     assert clean("\x1b[31mred\x1b[0m") == "red"
     assert len(clean("x" * 10**6)) == MAX_LINE
     assert number("1,024.5") == 1024.5

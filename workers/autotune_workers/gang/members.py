@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, number_of
 
 _WAITING_FILES = re.compile(
     r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py|torch/cuda/"
@@ -81,12 +81,12 @@ def culprit(members: Sequence[Member], now_s: float, silent_s: float) -> Culprit
     waiting = {r for r in busy if _waits(members[r])}
     if awaited := behind({r: members[r].collectives for r in busy}):
         rank = min(awaited, key=lambda r: (r in waiting, members[r].micro_batch, r))
-        how = f"has not reached a collective where {awaited[rank]} other(s) wait"
+        how = f"has not reached a collective which is awaited by {number_of(awaited[rank], 'other rank')}"
         return Culprit(rank, how, False)
     computing = [r for r in busy if members[r].stack and r not in waiting]
     if computing and waiting:
         rank = min(computing, key=lambda r: members[r].micro_batch)
-        return Culprit(rank, f"keeps {len(waiting)} other(s) waiting", False)
+        return Culprit(rank, f"is awaited by {number_of(len(waiting), 'other rank')}", False)
     rank = min(busy, key=lambda r: (members[r].step or 0, members[r].micro_batch))
     return Culprit(rank, "is furthest behind", False)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import final
 
 from autotune.ports import AttemptId
+from autotune.spec.texts.as_text import number_of
 
 FIRST_CHARACTERS = 256 << 10
 LAST_CHARACTERS = 256 << 10
@@ -49,7 +50,11 @@ class NodeLog:
     @property
     def text(self) -> str:
         """What is kept."""
-        gap = [f"[autotune left out {self._left_out} lines here]"] if self._left_out else []
+        gap = (
+            [f"[autotune left out {number_of(self._left_out, 'line')} here]"]
+            if self._left_out
+            else []
+        )
         return "".join(f"{line}\n" for line in (*self._first, *gap, *self._last))
 
 

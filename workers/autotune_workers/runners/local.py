@@ -22,7 +22,7 @@ from autotune.detect import usable_cores
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.slurm.allocation import SRUN, in_container
-from autotune.spec import Failure, ParallelConfig, Study, Workload
+from autotune.spec import Failure, ParallelConfig, Study, Workload, number_of
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.attempt_runner import Place
@@ -275,7 +275,7 @@ def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
         )
     if gpus and max_ranks is not None and max_ranks > len(gpus):
         raise SpecError(
-            f"max_ranks must not exceed the number of visible GPUs, but max_ranks={max_ranks} and {len(gpus)} GPUs are visible",
+            f"max_ranks must not exceed the number of visible GPUs, but max_ranks={max_ranks} and {number_of(len(gpus), 'GPU')} can be seen",
             field="runner.max_ranks",
         )
     return gpus, max_ranks or len(gpus) or max(MIN_CPU_RANKS, usable_cores())

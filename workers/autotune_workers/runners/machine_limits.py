@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, ExportError, RunnerError
 from autotune.extras import require_extra
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import ParallelConfig, Study, number_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.base.executable import find_executable
 from autotune.trainers.launch_files import INTERPRETER
@@ -111,7 +111,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
     """Raises when even the smallest config needs more ranks than there are."""
     if smallest.world_size > capacity:
         raise RunnerError(
-            f"the smallest config in the space needs {smallest.world_size} ranks, but the {study.runner!r} runner has {int(capacity)} on this machine",
+            f"the smallest config in the space needs {number_of(smallest.world_size, 'rank')}, but the {study.runner!r} runner has {int(capacity)} on this machine",
             remedy="use `cluster: local`, allow smaller world_sizes in the space, or run the study on the cluster",
             field="runner",
         )

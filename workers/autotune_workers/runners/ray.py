@@ -24,7 +24,7 @@ from autotune.extras import install_command, is_installed, require_extras
 from autotune.ports import AttemptId
 from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import ParallelConfig, Study, number_of
 from autotune.spec.checks import check_names, positive, positive_int
 from autotune.trainers.base.torchrun import Placement, place
 from autotune_workers.gang.gang import Gang
@@ -256,14 +256,14 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
     needed, cluster = place(study.workload.cluster, smallest), study.workload.cluster
     if needed.nnodes > job.num_nodes:
         raise RunnerError(
-            f"the smallest config in the space needs {needed.nnodes} nodes, but the job {job.job} has {job.num_nodes}",
+            f"the smallest config in the space needs {number_of(needed.nnodes, 'node')}, but the job {job.job} has {job.num_nodes}",
             remedy=f"request more nodes with --nodes={needed.nnodes}, or tune for a smaller cluster",
             field="runner",
         )
     cpus, ranks = study.runner_options.get("num_cpus") or job.cpus_per_node, needed.nproc_per_node
     if cluster.gpu.is_cpu and cpus and cpus < ranks:
         raise RunnerError(
-            f"the smallest config in the space has {ranks} ranks on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
+            f"the smallest config in the space has {number_of(ranks, 'rank')} on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
             remedy=f"request more CPUs with --cpus-per-task={ranks} or --exclusive (in the spec, slurm: {{cpus-per-task: {ranks}}}); Slurm's default is one",
             field="runner",
         )

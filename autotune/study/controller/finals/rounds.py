@@ -10,7 +10,7 @@ A config may join late, when the first finalists have raced (`finals`). Its firs
 to a later round: as many rounds after the first as the baseline had begun before it. The baseline
 opens the rounds of late comers.
 
-Rounds are levelled before they are pooled: all times of a round are multiplied by what the
+Rounds are leveled before they are pooled: all times of a round are multiplied by what the
 baseline's median speed in it is above its mean over the rounds that count (of the logarithms). A
 machine that changed between two rounds then makes no config look unsteady, and counts for the same
 in the mean of each.

@@ -3,7 +3,7 @@
     compute          some kernel of the model runs (on a CPU: some operator)
     optimizer        clipping and update
     communication    a collective runs and nothing is computed: the exposed part
-    bubble           a pipeline rank waits for its neighbour: a send or receive runs and nothing is computed
+    bubble           a pipeline rank waits for its neighbor: a send or receive runs and nothing is computed
     input            a data loader is drawn from: on a GPU, where the GPU has nothing to do meanwhile
     host             the rest: Python, launches, waiting for a slow peer before a collective begins
 
@@ -99,7 +99,7 @@ class Profile:
         self._whole.__enter__()
 
     def end(self, *, pipelined: bool) -> Breakdown:
-        """`pipelined`: whether ranks wait for their neighbours' layers."""
+        """`pipelined`: whether ranks wait for their neighbors' layers."""
         self._synchronize()
         self._whole.__exit__(None, None, None)
         self._profiler.stop()

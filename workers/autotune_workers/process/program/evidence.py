@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.spec import Failure, FailureKind
+from autotune.spec import Failure, FailureKind, number_of
 from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
 from autotune_workers.gang.members import behind
 from autotune_workers.process.failure.cause import CauseReader
@@ -103,7 +103,10 @@ def rank_behind(ends: Sequence[NodeEnd]) -> tuple[int, str] | None:
     missing = ((group, last) for group, last in last_begun if mine.get(group, last[0]) < last[0])
     group, (number, name) = max(missing, key=lambda pair: pair[1][0])
     where = f"{name} (collective {number} of process group {group})"
-    return rank, f"rank {rank} has not reached {where}, where {waiting} other(s) wait"
+    return (
+        rank,
+        f"rank {rank} has not reached {where}, which is awaited by {number_of(waiting, 'other rank')}",
+    )
 
 
 def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> Evidence:

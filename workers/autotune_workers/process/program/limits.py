@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from autotune.spec import Workload
+from autotune.spec import Workload, number_of
 from autotune_workers.process.program.log import LoggedStep
 from autotune_workers.process.program.probe import SETTLED, TOKENS_SLACK, ProgramProbe, SeenStep
 
@@ -49,7 +49,7 @@ def logged_limits(steps: Sequence[LoggedStep], expected: int) -> tuple[str, ...]
     if len(tokens) < len(steps) or not _grow(tokens) or tokens[-1] < LOGGED_GROWTH * tokens[0]:
         return ()
     growth = (
-        f"by the log's times and rates, tokens per step grew from {tokens[0]:,.0f} to {tokens[-1]:,.0f} over {len(tokens)} steps "
+        f"by the log's times and rates, tokens per step grew from {tokens[0]:,.0f} to {tokens[-1]:,.0f} over {number_of(len(tokens), 'step')} "
         f"(unless the rates are averages since the start), but the spec has {expected:,}; "
         "speed and peak memory hold only for these steps. Use a constant sequence length and batch in trials"
     )

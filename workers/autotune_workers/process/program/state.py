@@ -22,7 +22,7 @@ from autotune.cost import training_flops_per_token
 from autotune.diagnosis.collect import Reports
 from autotune.ports import AttemptEnded, FirstStep, ProgramSeen, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
-from autotune.spec.texts.as_text import format_span
+from autotune.spec.texts.as_text import format_span, number_of
 from autotune.stopping import trial_decision
 from autotune.trainers.base.trainer import LineReader, StepMetrics
 from autotune.trainers.logs.pattern_proposals import propose_patterns
@@ -400,10 +400,9 @@ class ProgramTrial:
         )
         if counted >= least:
             return None
-        count = {0: "no step", 1: "1 step"}.get(done, f"{done} steps")
         whose = "the probe observed" if self._counts == "probe" else "the log has"
         told = f" ({counted} after warm-up)" if done else ""
-        law = f"the program ended successfully, but {whose} {count} with a time{told}, and {least} are needed after warm-up"
+        law = f"the program ended successfully, but {whose} {number_of(done, 'step') if done else 'no step'} with a time{told}, and {least} are needed after warm-up"
         if differs := self._witness.difference():
             law += f"; {differs}"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
