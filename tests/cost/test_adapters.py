@@ -74,3 +74,16 @@ def test_four_bits_under_peft_keep_what_flows_between_layers_in_fp32() -> None:
 
     more = {t: step_s(t, "qlora") - step_s(t, "lora") for t in ("hf_trainer", "lightning")}
     assert more["hf_trainer"] > 3.0 * more["lightning"] > 0.0
+
+
+@pytest.mark.parametrize(("method", "frozen_bytes"), [("lora", 2.0), ("qlora", 0.516)])
+def test_zero_2_of_fsdp_keeps_frozen_layers_gathered(method: str, frozen_bytes: float) -> None:
+    """Beside ZeRO-3 a rank has all layers as they are kept, and gathers them once per step."""
+    asked = replace(workload(trainer="native"), peft=Peft(method=method, targets="attention"))
+    two, three = (
+        estimate(asked, ParallelConfig.parse(f"dp=8,micro_batch_size=1,zero_stage={stage}"))
+        for stage in (2, 3)
+    )
+    more = float(two.memory_parts_bytes.weights - three.memory_parts_bytes.weights)
+    assert more == pytest.approx(MODEL.num_parameters * frozen_bytes, rel=0.05)
+    assert 0.0 < two.time_parts_s.dp_comm <= three.time_parts_s.dp_comm

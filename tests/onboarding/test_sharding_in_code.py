@@ -84,7 +84,7 @@ def test_adapters_that_a_loop_of_its_own_trains_are_planned_or_named(
     assert found.study is not None
     peft = found.study.workload.peft
     assert (peft and peft.rank) == rank
-    said = [each for each in found.assumed if "not modelled: adapters (get_peft_model" in each]
+    said = [each for each in found.assumed if "not modeled: adapters (get_peft_model" in each]
     assert bool(said) == is_said
     assert found.is_upper_bound == is_said
 

@@ -85,7 +85,7 @@ def told(runner: Any) -> tuple[Outliers, list[str]]:
             ("n1", "n2"),
             [GPU],
             ["n1", "n2"],
-            "needs 2 node(s) with 2 ranks each",
+            "needs 2 nodes with 2 ranks each",
             id="a node that the largest config needs stays",
         ),
         pytest.param(("n1", "n2"), [GPU], ["n1", "n2"], "add a node", id="and its remedy is named"),

@@ -78,7 +78,7 @@ def test_every_job_says_how_its_config_was_found(name: str, tmp_path: Path) -> N
     for text in texts:
         comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
         for fact in ("tp8 pp1 dp2 mb1 acc1 bf16", "GPT-2: two nodes_v1.0 (abc)", "1,234,567 tokens/s", "spread 1.2%",
-                     "2026-01-02T03:04:05", "9 runs were measured before the finals", "600,000 tokens/s", "2.06x"):  # fmt: skip
+                     "2026-01-02T03:04:05", "before the finals: 9 measured runs", "600,000 tokens/s", "2.06x"):  # fmt: skip
             assert fact in comments
     written = json.loads((tmp_path / "launch.json").read_text())
     assert written["tuned"] == TUNED

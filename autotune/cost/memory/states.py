@@ -178,7 +178,7 @@ def state_bytes(
     away = is_offloaded(table, "optimizer")
     main = np.where(master, 4.0, 0.0)
     root = layer_moments / 2.0 if traits.foreach and workload.optimizer == "adamw" else 0.0
-    fsdp = (zero >= 3) | ((zero >= 2) & (not traits.master_weights))
+    fsdp = shards_weights(layout, traits)
     # fp32 weights: ZeRO-2 keeps 16-bit copies of all of them gathered, autocast keeps its casts
     # until the backward pass
     cast = np.where(
@@ -216,10 +216,12 @@ def state_bytes(
         frozen = {
             "weight": frozen_bytes(workload) + kept,
             "edge_weight": frozen_edge_bytes(workload, table, traits),
+            # ZeRO-2 of FSDP keeps the layers gathered, as they are frozen
+            "gathered": np.where(fsdp & (zero == 2), min(frozen_bytes(workload), BF16_BYTES), 0.0),
         }
         if has_frozen_fp32(workload):  # the casts of layers that are not computed again
             is_cast = mixed & (zero < 2) & ~table.is_word("recompute", "full")
-            frozen["gathered"] = np.where(is_cast, BF16_BYTES, 0.0)
+            frozen["gathered"] = np.where(is_cast, BF16_BYTES, frozen["gathered"])
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}
     cut = cuts_gradients(layout, traits)
@@ -238,6 +240,12 @@ def state_bytes(
         expert_shards=layout.expert_shard_group.size,
         gathers=fsdp,
     )
+
+
+def shards_weights(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
+    """Whether each rank keeps only its shard of the weights: ZeRO-3, and ZeRO-2 of FSDP, which
+    keeps them gathered from the forward to the backward pass."""
+    return (layout.zero >= 3) | ((layout.zero >= 2) & (not traits.master_weights))
 
 
 def all_in_bf16(workload: Workload, layout: Layout) -> NDArray[np.bool_]:

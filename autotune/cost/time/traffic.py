@@ -44,7 +44,7 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, Layout, attended_len, layer_matmuls, weighed
-from autotune.cost.memory.states import cuts_gradients, reduction_bytes
+from autotune.cost.memory.states import cuts_gradients, reduction_bytes, shards_weights
 from autotune.cost.time.collectives import (
     all_to_all_time_s,
     ring_bytes_s,
@@ -215,7 +215,8 @@ def data_step_s(
     frozen = ring(weights.frozen_dense_bytes, weights.frozen_experts_bytes)
     alone = layout.data_group.size == 1
     reduced = np.where(layout.zero == 0, 2.0 * reduce, reduce + latency)
-    gathered = np.where(layout.zero == 0, 0.0, gather + latency)
+    kept = np.where(shards_weights(layout, traits), frozen, 0.0)
+    gathered = np.where(layout.zero == 0, 0.0, gather + kept + latency)
     sharded, reduces_each = layout.zero == 3, cuts_gradients(layout, traits)
     once = np.where(reduces_each, 0.0, reduced) + np.where(sharded, 0.0, gathered)
     one = gather + frozen + latency

@@ -18,7 +18,7 @@ and src/megatron/bridge/perf_recipes/{deepseek,qwen} for 26.06 and later; releas
     offload      Llama 3 70B under Megatron-FSDP offloads the activations of 5 to 40 of its 80 layers (cpu_offloading_num_layers, not on B300)
     pipelines    those of Llama 3 70B have micro-batches of one sequence and 5 virtual stages; three rows print others, or no FSDP where one GPU cannot hold
                  the weights. Qwen3 and these pipelines recompute nothing
-    not modelled fp8 attention and fused experts (CuTeDSL) on GB200, GB300 and, for Qwen3, B300 from 26.06 on
+    not modeled fp8 attention and fused experts (CuTeDSL) on GB200, GB300 and, for Qwen3, B300 from 26.06 on
 
 Assumed where the sources leave a gap: a recipe that was listed for one release holds until the next
 that lists another.

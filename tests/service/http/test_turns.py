@@ -30,7 +30,7 @@ def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(
         ]
         assert [answer.status_code for answer in answers] == [201] * 3 + [429]
         error = answers[-1].json()["error"]
-        assert error["message"].startswith("3 studies of this owner are already waiting")
+        assert error["message"].startswith("an owner may have at most 3 waiting studies")
         assert "autotune cancel" in error["remedy"]
         assert int(answers[-1].headers["retry-after"]) > 0
         assert (

@@ -265,7 +265,7 @@ def test_a_trial_is_exported_the_same_way_everywhere(
     with service.client() as client:
         for number, note in (
             (0, ""),
-            (1, "trial 1 failed (OUT_OF_MEMORY"),
+            (1, "trial 1 failed (out of memory"),
             (2, "has not been measured"),
         ):
             served = client.export(study, "native", {"steps": 3}, trial=number)
