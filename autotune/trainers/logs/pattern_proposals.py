@@ -62,6 +62,11 @@ _OTHER_TIME = re.compile(
 )
 """what stands before a time that is none of a step: of loading, evaluating, saving, or of the whole
 run"""
+_TIME_OF_PASS = re.compile(
+    r"\b(?:forward|backward|fwd|bwd)[ _](?:pass[ _])?(?:time|latency|duration)\W{1,3}(\d+(?:\.\d+)?)"
+)
+"""the time of a part of a step, which the step's is not below"""
+_TIME_WORD = re.compile(r"time|dt|took|duration|latency")
 _OF_RANK = re.compile(r"(?:device|gpu|rank|local|worker)[\s_/.:-]*$")
 """what stands before a rate of one rank"""
 _OF_OTHERS = {
@@ -299,6 +304,8 @@ def _is_another_figure(metric: str, line: str, match: re.Match[str]) -> bool:
         return True
     if is_time and not _PER_STEP.search(match[0].lower()) and _is_other_time(line, match):
         return True
+    if is_time and any(float(s) > float(match[1]) for s in _TIME_OF_PASS.findall(line.lower())):
+        return True
     if is_unit_behind and (_OTHER_FIGURE.search(head) or _IS_LABEL.match(line, match.end())):
         return True
     others = _OF_OTHERS.get(metric)
@@ -314,8 +321,8 @@ def _rest_of_word(line: str, at: int) -> str:
 def _is_other_time(line: str, match: re.Match[str]) -> bool:
     """Whether the words before a time, or its own, say that it is of something else than a step."""
     said = line[max(0, match.start() - 24) : match.start(1)].lower()
-    named = re.sub(r"(?:time|dt|took|duration|latency).*$", "", said)
-    return _OTHER_TIME.search(named) is not None
+    before = _TIME_WORD.split(said)[:-1]  # of an earlier time in the line, too
+    return _OTHER_TIME.search(before[-1] if before else said) is not None
 
 
 def _finds(pattern: str, lines: Sequence[str]) -> dict[int, str]:

@@ -226,6 +226,14 @@ def test_a_batch_of_an_epochs_batches_is_a_step_and_the_epochs_own_time_is_not_i
     assert propose_patterns(["epoch 3 took 12.1 s", "epoch 4 took 12.3 s"]) == {}
 
 
+def test_the_time_of_a_pass_is_no_steps_and_a_step_takes_as_long_as_each_of_its_passes() -> None:
+    passes = "forward_time: {0}.4sec, backward_time: {0}.7sec"
+    line = "train {0}th step, total_latency: 1{0}.9sec, " + passes + ", step_time: 0.{0}sec"
+    assert propose_patterns([line.format(i) for i in range(1, 7)]) == {}
+    whole = [f"{passes.format(i)}, step_time: 19.{i}sec" for i in range(1, 7)]
+    assert propose_patterns(whole) == {"step_time_s": r"\bstep_time: ([0-9.]+)sec"}
+
+
 def test_bars_that_prepare_the_data_are_no_steps() -> None:
     bars = [
         f"Tokenizing train dataset:  {p}%|███  | {p}0/1000 [00:0{s}<00:01, 3234.65 examples/s]"
