@@ -304,8 +304,10 @@ def _is_another_figure(metric: str, line: str, match: re.Match[str]) -> bool:
         return True
     if is_time and not _PER_STEP.search(match[0].lower()) and _is_other_time(line, match):
         return True
-    if is_time and any(float(s) > float(match[1]) for s in _TIME_OF_PASS.findall(line.lower())):
-        return True
+    if is_time and (own := number(match[1])) is not None:
+        passes = map(number, _TIME_OF_PASS.findall(line.lower()))
+        if any(seconds is not None and seconds > own for seconds in passes):
+            return True
     if is_unit_behind and (_OTHER_FIGURE.search(head) or _IS_LABEL.match(line, match.end())):
         return True
     others = _OF_OTHERS.get(metric)

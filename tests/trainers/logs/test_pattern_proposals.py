@@ -230,6 +230,7 @@ def test_the_time_of_a_pass_is_no_steps_and_a_step_takes_as_long_as_each_of_its_
     passes = "forward_time: {0}.4sec, backward_time: {0}.7sec"
     line = "train {0}th step, total_latency: 1{0}.9sec, " + passes + ", step_time: 0.{0}sec"
     assert propose_patterns([line.format(i) for i in range(1, 7)]) == {}
+    assert propose_patterns([f"{passes.format(i)}, took 1,00{i}.5 s" for i in range(1, 7)])
     whole = [f"{passes.format(i)}, step_time: 19.{i}sec" for i in range(1, 7)]
     assert propose_patterns(whole) == {"step_time_s": r"\bstep_time: ([0-9.]+)sec"}
 
