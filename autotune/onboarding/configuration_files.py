@@ -1,22 +1,21 @@
-"""A file, or a folder that `autotune export` wrote, as the current configuration of a program; and
-the trainer that it belongs to.
+"""Reads a file, or a folder that `autotune export` wrote, as a program's current configuration, and
+recognizes the trainer that it belongs to.
 
-A folder's launch.json tells command and environment, or its launch.sh where somebody edited that; a
-single file is all that is known.
+An exported folder has command and environment in launch.json, or in launch.sh if that was edited. A
+single file has no command.
 
-Whose a file is that autotune does not read: by the keys that it has and where they stand, never by
-a word in its text.
+Files of programs that autotune does not support are recognized by the paths of their keys, never by
+a word in their text.
 
-Facts: llm-foundry 0.22 (scripts/train/yamls), OLMo 0.6 (configs), Primus 26 (examples), NeMo 2 and
-its launcher (conf), NeMo-RL 0.4 (examples/configs), verl 0.6 (trainer/config), GPT-NeoX 2
+Sources: llm-foundry 0.22 (scripts/train/yamls), OLMo 0.6 (configs), Primus 26 (examples), NeMo 2
+and its launcher (conf), NeMo-RL 0.4 (examples/configs), verl 0.6 (trainer/config), GPT-NeoX 2
 (configs), torchtune 0.6 (recipes/configs), litgpt 0.5 (config_hub), fairseq 0.12 (config),
 Megatron-LM (tests/functional_tests), TRL 1 and the alignment handbook (recipes), levanter 1.2
 (config).
 
-Knobs that a program's settings decide for a whole study: number format and ZeRO stage, by a file of
-DeepSpeed or accelerate that they name.
-
-A file that is not there is judged by its name: `ds_z3_config.json`, `zero2.yaml`, `fsdp.yaml`.
+Also reads the knobs that a program's settings fix for a whole study, such as precision and ZeRO
+stage, from the files of DeepSpeed or accelerate that they name. If such a file is not found, its
+name tells: `ds_z3_config.json`, `zero2.yaml`, `fsdp.yaml`.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from autotune.trainers.present_configuration import (
 
 
 class Foreign(NamedTuple):
-    """A program that autotune does not know, and what its files have."""
+    """A program that autotune does not support, and how its files are recognized."""
 
     name: str
     marks: tuple[tuple[str, ...], ...]
-    """paths of keys; all of one group are there"""
+    """groups of paths of keys; a file that has all paths of one group is the program's"""
 
 
 FOREIGN = (
@@ -70,11 +69,12 @@ FOREIGN = (
     Foreign("MaxText", (("per_device_batch_size", "base_emb_dim"), ("ici_fsdp_parallelism",), ("per_device_batch_size", "run_name", "dataset_path"))),
     Foreign("transformers' TrainingArguments in a file (TRL, alignment-handbook, ms-swift)", (("per_device_train_batch_size", "model_name_or_path"), ("per_device_train_batch_size", "output_dir"), ("per_device_train_batch_size", "learning_rate"))),
 )  # fmt: skip
+"""unsupported programs, the first match counts"""
 
 
 def foreign_program(document: Mapping[str, Any], *, is_json: bool = False) -> str:
-    """The program that autotune does not know whose file it is; empty where none is recognized.
-    `is_json`: TrainingArguments are read from JSON."""
+    """Name of the unsupported program that a file belongs to; empty if none is recognized.
+    `is_json`: the file is JSON, from which autotune reads TrainingArguments."""
     paths = frozenset(paths_of(document))
     candidates = FOREIGN[:-1] if is_json else FOREIGN
     return next(
@@ -84,7 +84,7 @@ def foreign_program(document: Mapping[str, Any], *, is_json: bool = False) -> st
 
 
 def paths_of(node: Any, before: str = "", depth: int = 3) -> Iterator[str]:
-    """The paths of the keys of a document, from its top, joined by dots."""
+    """Paths of a document's keys, joined by dots, down to `depth` levels."""
     if isinstance(node, Mapping) and depth:
         for key, value in node.items():
             yield f"{before}{key}"
@@ -92,12 +92,12 @@ def paths_of(node: Any, before: str = "", depth: int = 3) -> Iterator[str]:
 
 
 MAX_BYTES = 1 << 20
-"""A file larger than this is no configuration."""
+"""size limit in bytes; a larger file is no configuration"""
 
 
 def read_present(path: Path) -> PresentConfiguration:
-    """The present configuration in a file or an exported folder. Raises `SpecError` for what cannot
-    be read."""
+    """The current configuration in a file or an exported folder. Raises `SpecError` if it cannot be
+    read."""
     if not path.is_dir():
         return PresentConfiguration(files={path.name: _text(path)})
     if not (path / MANIFEST).is_file():
@@ -114,7 +114,7 @@ def read_present(path: Path) -> PresentConfiguration:
         raise SpecError(
             f"{path / MANIFEST} is not a manifest that `autotune export` wrote", field="FILE"
         ) from None
-    # the files themselves, not the manifest's copy: somebody may have edited them since
+    # the files count, not the manifest's copy, because they may have been edited since
     if (path / SCRIPT).is_file() and digest_of((script := _text(path / SCRIPT)).encode()) != digest:
         argv, env = command_of(script).words, dict(commands_of(script).exported)
         argv = argv[1:] if argv[:1] == ("exec",) else argv
@@ -124,8 +124,8 @@ def read_present(path: Path) -> PresentConfiguration:
 
 
 def exported_folder(path: Path) -> Path:
-    """The folder of an exported launch whose `launch.sh` it is, where its trainer's files say all;
-    else the path itself."""
+    """The folder of an exported launch for its `launch.sh`, if the files in it are a trainer's
+    configuration; any other path unchanged."""
     folder = path.absolute().parent
     if path.name != SCRIPT or not (folder / MANIFEST).is_file():
         return path
@@ -135,19 +135,20 @@ def exported_folder(path: Path) -> Path:
 
 
 def recognized(present: PresentConfiguration) -> str | None:
-    """The trainer whose configuration it is: by the keys of its documents and the words of its
-    command, each where that trainer has them; None where it is no trainer's."""
-    found = frozenset(present.argv).union(
+    """Name of the trainer that the configuration belongs to, by keys of its documents and words of
+    its command; None if it is no trainer's."""
+    marks = frozenset(present.argv).union(
         *(_marks(name, text) for name, text in present.files.items())
     )
-    known = {name: found.intersection(trainer(name).recognized_by) for name in importing_trainers()}
-    best = max(known, key=lambda name: len(known[name]), default=None)
-    return best if best is not None and known[best] else None
+    matches = {
+        name: marks.intersection(trainer(name).recognized_by) for name in importing_trainers()
+    }
+    best = max(matches, key=lambda name: len(matches[name]), default=None)
+    return best if best is not None and matches[best] else None
 
 
 def document_of(name: str, text: str) -> dict[str, Any]:
-    """The contents of a YAML, JSON or TOML file; empty for other files and for those that hold
-    something else."""
+    """The contents of a YAML, JSON or TOML file; empty for other files and for invalid ones."""
     with suppress(SpecError):
         return parse_document(name, text) if PurePosixPath(name).suffix.lower() in DOCUMENTS else {}
     return {}
@@ -167,11 +168,12 @@ def document_in(path: Path) -> dict[str, Any]:
 
 
 def importing_trainers() -> tuple[str, ...]:
-    """Trainers whose present configuration can be read."""
+    """Names of the trainers whose current configuration can be imported."""
     return tuple(name for name in trainer_names() if trainer(name).can_import)
 
 
 def _marks(name: str, text: str) -> frozenset[str]:
+    """Key paths of a document, or else the words of a text, by which trainers are recognized."""
     if PurePosixPath(name).suffix.lower() in DOCUMENTS:
         return frozenset(paths_of(document_of(name, text)))
     words = re.findall(r"[\w.-]+", text)
@@ -185,7 +187,7 @@ def _text(path: Path) -> str:
                 f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is not a configuration",
                 field="FILE",
             )
-        return path.read_text(encoding="utf-8-sig")  # editors of Windows begin files with a mark
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not UTF-8 text", field="FILE") from None
     except OSError as error:
@@ -195,63 +197,67 @@ def _text(path: Path) -> str:
 
 
 ON = (True, "auto", "true", "True", "full")
-"""values of a setting that is on; `auto`: where the GPU can"""
+"""values of a setting that is on; `auto`: on if the GPU supports it"""
 _HOST = ("cpu", "nvme")
-"""where DeepSpeed offloads to"""
+"""devices that DeepSpeed can offload to"""
 _FORMATS = {
     "fp8": ("fp8",),
     "bf16": ("bf16", "pure_bf16", "bfloat16"),
     "fp16": ("fp16", "float16"),
     "tf32": ("tf32",),
 }
-"""settings that switch a number format on, the narrowest first"""
+"""settings that switch a number format on, the narrowest format first"""
 
 
 def precision_of(settings: Mapping[str, Any], usual: str = "fp32") -> str:
-    """The number format by the settings that switch one on; bf16 also where a program is to find
-    out itself (`auto`). `usual`: where none says."""
+    """The number format that the settings switch on; bf16 also for `auto`. `usual`: the format if
+    no setting switches one on or off."""
     on = next(
         (name for name, keys in _FORMATS.items() if any(settings.get(key) in ON for key in keys)),
         "fp32",
     )
-    said = any(settings.get(key) is not None for name in ("bf16", "fp16") for key in _FORMATS[name])
-    return on if said or on == "fp8" or usual == "fp32" else usual
+    is_set = any(
+        settings.get(key) is not None for name in ("bf16", "fp16") for key in _FORMATS[name]
+    )
+    return on if is_set or on == "fp8" or usual == "fp32" else usual
 
 
 def is_pure_bf16(settings: Mapping[str, Any]) -> bool:
-    """Whether the weights, too, are in bf16."""
+    """Whether the settings keep the weights in bf16, too."""
     return any(settings.get(key) in ON for key in ("pure_bf16", "bfloat16"))
 
 
 def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """The ZeRO stage, and whether the optimizer is on the host, by the settings `deepspeed` (a
-    file; `base`: where its path begins), `fsdp`, `dist_config` and `use_distributed_optimizer`."""
-    kind = settings.get("dist_config")
-    kind = kind if isinstance(kind, Mapping) else {}
-    named = settings.get("deepspeed") or kind.get("config_file")
-    if isinstance(named, Mapping):
-        inner = named.get("zero_optimization")
-        return {"zero_stage": int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0}
-    if named:
-        found = decided_by("deepspeed", str(named), base)
+    """ZeRO stage, offloading and recomputation by the settings `deepspeed` (a file or a mapping),
+    `fsdp`, `dist_config` and `use_distributed_optimizer`. `base`: the folder that paths are
+    relative to."""
+    dist_config = settings.get("dist_config")
+    dist_config = dist_config if isinstance(dist_config, Mapping) else {}
+    deepspeed = settings.get("deepspeed") or dist_config.get("config_file")
+    if isinstance(deepspeed, Mapping):
+        section = deepspeed.get("zero_optimization")
+        return {"zero_stage": int(section.get("stage", 0)) if isinstance(section, Mapping) else 0}
+    if deepspeed:
+        found = decided_by("deepspeed", str(deepspeed), base)
         return {
             "zero_stage": 0,
             **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found},
         }
-    inner = _fsdp_config(settings.get("fsdp_config"), base)
-    shards = f"{settings.get('fsdp') or ''} {inner or ''}".lower()
-    if shards.strip() or kind.get("name") == "fsdp2":
-        is_gathered = isinstance(inner, Mapping) and inner.get("reshard_after_forward") is False
-        recomputes = isinstance(inner, Mapping) and inner.get("activation_checkpointing") in ON
+    section = _fsdp_config(settings.get("fsdp_config"), base)
+    fsdp_words = f"{settings.get('fsdp') or ''} {section or ''}".lower()
+    if fsdp_words.strip() or dist_config.get("name") == "fsdp2":
+        is_gathered = isinstance(section, Mapping) and section.get("reshard_after_forward") is False
+        recomputes = isinstance(section, Mapping) and section.get("activation_checkpointing") in ON
         return {
-            "zero_stage": 2 if is_gathered or "shard_grad_op" in shards else 3,
+            "zero_stage": 2 if is_gathered or "shard_grad_op" in fsdp_words else 3,
             **({"recompute": "full"} if recomputes else {}),
         }
     return {"zero_stage": 1 if settings.get("use_distributed_optimizer") in ON else 0}
 
 
 def _fsdp_config(value: Any, base: Path) -> Any:
-    """`fsdp_config` of TrainingArguments: a mapping, JSON, or a file of it."""
+    """`fsdp_config` of TrainingArguments as a mapping, from a mapping, JSON text or a file; or else
+    the value itself."""
     if not isinstance(value, str):
         return value
     is_json = value.lstrip().startswith("{")
@@ -260,56 +266,56 @@ def _fsdp_config(value: Any, base: Path) -> Any:
 
 
 _FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
-"""ZeRO stages of accelerate's --fsdp_sharding_strategy; the others shard all"""
+"""ZeRO stages of accelerate's --fsdp_sharding_strategy; any other strategy is stage 3"""
 
 
 def _settings(started: Started) -> dict[str, Any]:
-    """The program's options by the last part of their names, True for a flag; DeepSpeed's file as
+    """The program's options by the last part of their names, True for a flag. DeepSpeed's file is
     `deepspeed`, whichever option names it."""
-    told = {name.rpartition(".")[2]: value for name, value in started.of_file.items()}
-    told |= {
+    settings = {name.rpartition(".")[2]: value for name, value in started.of_file.items()}
+    settings |= {
         a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments
     }
-    file = told.get("deepspeed_config") or told.get("ds_config")
-    return {**told, "deepspeed": file} if isinstance(file, str) else told
+    file = settings.get("deepspeed_config") or settings.get("ds_config")
+    return {**settings, "deepspeed": file} if isinstance(file, str) else settings
 
 
 def _of_accelerate(started: Started, name: str) -> str:
-    """The value of an option of `accelerate launch`; empty where there is none."""
+    """The value of an option of `accelerate launch`; empty if it is not set."""
     return started.option(name) if started.launcher == "accelerate" else ""
 
 
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
-    """Knobs that the launch of a script decides: by options of accelerate, and by the files that
-    launcher and script are given."""
-    settings, found = _settings(started), dict[str, Any]()
+    """Knobs that the launch fixes: options of accelerate, and the files that launcher and script
+    name."""
+    settings, knobs = _settings(started), dict[str, Any]()
     if started.launcher == "accelerate":
         if file := started.option("config_file"):
-            found |= decided_by("accelerate", file, base)
-        if word := started.option("mixed_precision"):
-            found["precision"] = PRECISIONS.get(word, "fp32")
+            knobs |= decided_by("accelerate", file, base)
+        if precision := started.option("mixed_precision"):
+            knobs["precision"] = PRECISIONS.get(precision, "fp32")
         if stage := started.option("zero_stage"):
-            found["zero_stage"] = int(stage) if stage in ("0", "1", "2", "3") else 0
+            knobs["zero_stage"] = int(stage) if stage in ("0", "1", "2", "3") else 0
         if file := started.option("deepspeed_config_file"):
-            found |= decided_by("deepspeed", file, base)
+            knobs |= decided_by("deepspeed", file, base)
         if started.option("offload_optimizer_device") in _HOST:
-            found["offload"] = "optimizer"
+            knobs["offload"] = "optimizer"
         if any(option.name == "use_fsdp" for option in started.options):
             strategy = started.option("fsdp_sharding_strategy").upper()
-            found["zero_stage"] = _FSDP_STAGES.get(strategy, 3)
+            knobs["zero_stage"] = _FSDP_STAGES.get(strategy, 3)
     if str(settings.get("use_liger_kernel", "")) in map(str, ON):
-        found["loss"] = "fused"
+        knobs["loss"] = "fused"
     if str(settings.get("adam_offload", "")) in map(str, ON):
-        found["offload"] = "optimizer"
-    if isinstance(named := settings.get("deepspeed"), str):
-        found |= decided_by("deepspeed", named, base)
+        knobs["offload"] = "optimizer"
+    if isinstance(deepspeed := settings.get("deepspeed"), str):
+        knobs |= decided_by("deepspeed", deepspeed, base)
     elif settings.get("fsdp"):
-        found |= sharding_of(settings, base)
-    return found
+        knobs |= sharding_of(settings, base)
+    return knobs
 
 
 def unread_files(started: Started, base: Path) -> Iterator[str]:
-    """What is assumed of files that the launch names and that are not there, in words."""
+    """Notes on what is assumed about files that the launch names but that were not found."""
     settings = _settings(started)
     of_launcher = _of_accelerate(started, "deepspeed_config_file")
     for name, file in (
@@ -330,7 +336,7 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
 
 
 def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """What accelerate's DeepSpeed plugin decides beside the stage."""
+    """Knobs that accelerate's DeepSpeed plugin fixes besides the stage."""
     plugin = document.get("deepspeed_config")
     if document.get("distributed_type") != "DEEPSPEED":
         return {}
@@ -342,31 +348,34 @@ def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _accelerate_file(started: Started, base: Path) -> Mapping[str, Any]:
-    """The file of `accelerate launch --config_file`; empty if there is none."""
+    """The contents of the file of `accelerate launch --config_file`; empty if there is none."""
     return document_in(base / _of_accelerate(started, "config_file"))
 
 
 def runs_deepspeed(started: Started, base: Path) -> bool:
-    """Whether accelerate runs the steps by DeepSpeed, by its options or its file."""
-    said = {option.name for option in started.options} & {"use_deepspeed", "deepspeed_config_file"}
+    """Whether accelerate trains with DeepSpeed, by its options or its file."""
+    deepspeed_options = {option.name for option in started.options} & {
+        "use_deepspeed",
+        "deepspeed_config_file",
+    }
     by_file = _accelerate_file(started, base).get("distributed_type") == "DEEPSPEED"
-    return started.launcher == "accelerate" and (bool(said) or by_file)
+    return started.launcher == "accelerate" and (bool(deepspeed_options) or by_file)
 
 
 def offloaded_weights(started: Started, base: Path) -> str:
     """The setting of accelerate, DeepSpeed or transformers' FSDP that keeps weights on the host;
     empty if none does."""
     settings = _settings(started)
-    named = settings.get("deepspeed") or started.option("deepspeed_config_file")
-    told = dict(flat(document_in(base / str(named or ""))))
-    told |= flat(_accelerate_file(started, base))
+    deepspeed_file = settings.get("deepspeed") or started.option("deepspeed_config_file")
+    settings_by_path = dict(flat(document_in(base / str(deepspeed_file or ""))))
+    settings_by_path |= flat(_accelerate_file(started, base))
     devices = {
-        str(told.get("zero_optimization.offload_param.device")),
-        str(told.get("deepspeed_config.offload_param_device")),
+        str(settings_by_path.get("zero_optimization.offload_param.device")),
+        str(settings_by_path.get("deepspeed_config.offload_param_device")),
         started.option("offload_param_device"),
     }
     by_fsdp = (
-        told.get("fsdp_config.fsdp_offload_params"),
+        settings_by_path.get("fsdp_config.fsdp_offload_params"),
         started.option("fsdp_offload_params").lower(),
     )
     if not devices.isdisjoint(_HOST):
@@ -377,36 +386,38 @@ def offloaded_weights(started: Started, base: Path) -> str:
 
 
 MAY_SHARD = ", which needs the most memory; add the file, because its stage decides the memory"
-"""how the words on a file end that may shard what is counted as whole"""
+"""end of a note about a missing file that may set a ZeRO stage"""
 UNREAD = "not read: "
-"""how such words begin"""
+"""beginning of such notes"""
 
 
 def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
-    """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch
-    --config_file`; None where it does not say."""
-    asked = _accelerate_file(started, base) if started.gpus_per_node is None else {}
-    ranks, nodes = asked.get("num_processes"), asked.get("num_machines", 1)
+    """(nodes, ranks per node) that the launch requests, by its options or the file of `accelerate
+    launch --config_file`; None if the number of ranks is not given."""
+    config = _accelerate_file(started, base) if started.gpus_per_node is None else {}
+    ranks, nodes = config.get("num_processes"), config.get("num_machines", 1)
     if isinstance(ranks, int) and isinstance(nodes, int) and ranks >= nodes > 0:
         return nodes, ranks // nodes
     return started.nodes, started.gpus_per_node
 
 
 def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
-    """Knobs that a file of the `deepspeed` trainer or `accelerate` decides, where it says them."""
+    """Knobs that a file of DeepSpeed or accelerate sets. If the file is not found, those that its
+    name tells. `name`: `deepspeed` or `accelerate`; `base`: the folder that its path is relative
+    to."""
     knobs = ("precision", "zero_stage", "recompute", "compile", "offload")
     path = base / file
     text = text_in(path)
     if text is not None:
-        # JSON, as DeepSpeed takes any name
-        own = path.name if path.suffix != ".conf" else f"{path.stem}.json"
+        # DeepSpeed accepts any file name for its JSON
+        file_name = path.name if path.suffix != ".conf" else f"{path.stem}.json"
         with suppress(SpecError):
-            found = trainer(name).read_config(PresentConfiguration(files={own: text})).knobs
-            told = {knob: found[knob] for knob in knobs if found.get(knob) is not None}
-            plugin = _by_plugin(document_of(own, text), base) if name == "accelerate" else {}
-            return told | plugin
-    tail = path.name.lower()
-    if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", tail):
-        offload = {"offload": "optimizer"} if "offload" in tail else {}
+            found = trainer(name).read_config(PresentConfiguration(files={file_name: text})).knobs
+            values = {knob: found[knob] for knob in knobs if found.get(knob) is not None}
+            plugin = _by_plugin(document_of(file_name, text), base) if name == "accelerate" else {}
+            return values | plugin
+    lower_name = path.name.lower()
+    if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", lower_name):
+        offload = {"offload": "optimizer"} if "offload" in lower_name else {}
         return {"zero_stage": int(stage[1]), **offload}
-    return {"zero_stage": 3} if "fsdp" in tail else {}
+    return {"zero_stage": 3} if "fsdp" in lower_name else {}

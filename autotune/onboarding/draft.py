@@ -1,10 +1,8 @@
 """A draft: a spec with comments that say where each value was found and what is still to be filled
 in.
 
-The cluster that a draft names, and what follows from it: how many ranks there are, and how torchrun
-starts them.
-
-The model that a program names by its id on Hugging Face's hub, or by the folder of its weights.
+Also the cluster of a draft, with its ranks and torchrun options, and the model that a program names
+by its id on Hugging Face's hub or by the folder of its weights.
 """
 
 from __future__ import annotations
@@ -21,53 +19,54 @@ from autotune.schema.files import is_model_file, name_of
 from autotune.spec import KNOBS, ClusterSpec, catalog
 
 RANKS = 8
-"""GPUs of a node, where nothing tells"""
+"""GPUs per node, assumed if nothing gives their number"""
 
 
 def named_cluster(name: str | None) -> ClusterSpec | None:
-    """The cluster of that name; None for this machine. Raises `CatalogError` for an unknown one."""
+    """The cluster with this name; None for this machine. Raises `CatalogError` for an unknown
+    name."""
     return None if name in (None, "local") else catalog.cluster(str(name))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job runs: on the cluster of that name; where none is named, on as many nodes and GPUs
-    as its launch script asks for."""
+    """Where a job runs: on the named cluster, or else on the nodes and GPUs that its launch script
+    requests."""
 
     name: str | None
     """GPU-NODESxGPUS; None if not named"""
     nodes: int = 1
-    """nodes that the launch asks for"""
+    """nodes that the launch requests"""
     gpus_per_node: int | None = None
-    """ranks of a node in the launch; None where it does not say"""
+    """ranks per node of the launch; None if it does not say"""
 
     @property
     def ranks(self) -> int:
-        """Ranks of a job on the whole cluster. Raises `CatalogError` for an unknown one."""
+        """Ranks of a job on the whole cluster. Raises `CatalogError` for an unknown cluster."""
         found = named_cluster(self.name)
         return found.num_gpus if found else self.nodes * (self.gpus_per_node or RANKS)
 
     @property
     def asked(self) -> int | None:
-        """Ranks that the launch asks for; None where it does not say."""
+        """Ranks that the launch requests; None if it does not say."""
         return self.nodes * self.gpus_per_node if self.gpus_per_node else None
 
     @property
     def is_spread(self) -> bool:
-        """Whether there are several nodes."""
+        """Whether the job runs on several nodes."""
         found = named_cluster(self.name)
         return (found.num_nodes if found else self.nodes) > 1
 
     @property
     def is_cpu(self) -> bool:
-        """Whether its ranks are said to be CPU processes."""
+        """Whether the named cluster has CPU ranks."""
         found = named_cluster(self.name)
         return found is not None and found.gpu.is_cpu
 
     @property
     def torchrun(self) -> tuple[str, ...]:
-        """torchrun and its options; over several nodes its environment tells it how they meet."""
+        """torchrun and its options. Across nodes, rendezvous is set by environment variables."""
         return (
             "torchrun",
             *(() if self.is_spread else ("--standalone",)),
@@ -76,12 +75,13 @@ class Place:
 
     @property
     def fill_in(self) -> tuple[str, ...]:
-        """Whether the cluster is to be filled in: this machine is not it."""
+        """("cluster",) if the cluster is to be filled in, because the launch needs several nodes;
+        or else empty."""
         return ("cluster",) if self.name is None and self.nodes > 1 else ()
 
     @property
     def entries(self) -> tuple[Entry, Entry, Entry]:
-        """The spec's cluster, time limits and runner."""
+        """The spec's entries for cluster, time limits and runner."""
         usual = f"h100-sxm-{self.nodes}x{self.gpus_per_node or RANKS}"
         if self.name:
             comment = ""
@@ -99,37 +99,37 @@ class Place:
 
 
 WIDTH = 110
-"""characters of a mapping that stands on one line"""
+"""maximum width in characters of a mapping on one line"""
 COMMENT_COLUMN = 44
-"""column at which the comments begin"""
+"""column at which comments begin"""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An entry of a list."""
+    """An element of a list in the spec."""
 
     value: str
-    """a text"""
+    """the text of the element"""
     comment: str = ""
     """where it was found, or what to fill in"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A key of the spec."""
+    """A key of the spec with its value."""
 
     key: str
-    """its name"""
+    """name of the key"""
     value: Any = None
-    """plain values; None with `parts`"""
+    """plain value; None with `parts`"""
     comment: str = ""
     """where it was found, or what to fill in"""
     parts: tuple[Entry, ...] = ()
-    """the keys inside, each on a line of its own"""
+    """nested keys, each on its own line"""
     items: tuple[Item, ...] = ()
-    """the entries of a list, each on a line of its own"""
+    """elements of a list, each on its own line"""
     below: tuple[str, ...] = ()
-    """comments under it"""
+    """comment lines below the entry"""
 
 
 def time_limits() -> Entry:
@@ -142,19 +142,18 @@ def time_limits() -> Entry:
 
 
 def filled(*entries: Entry) -> tuple[Entry, ...]:
-    """Those that say something."""
-    said = (entry for entry in entries if entry.parts or entry.items or is_said(entry.value))
-    return tuple(said)
+    """The entries that are not empty."""
+    nonempty = (entry for entry in entries if entry.parts or entry.items or is_said(entry.value))
+    return tuple(nonempty)
 
 
 def is_said(value: Any) -> bool:
-    """Whether a value says something: a number and a text do, nothing, False and an empty mapping
-    do not."""
+    """Whether a value is not empty. Zero counts as a value, False does not."""
     return value not in (None, False, "", {})
 
 
 def stated(**values: Any) -> dict[str, Any]:
-    """The values that say something, by name."""
+    """The values that are not empty, by name."""
     return {name: value for name, value in values.items() if is_said(value)}
 
 
@@ -163,27 +162,26 @@ class Draft:
     """A first spec."""
 
     heading: tuple[str, ...]
-    """comments at the top"""
+    """comment lines at the top"""
     entries: tuple[Entry, ...]
-    """the spec's keys in their order"""
+    """keys of the spec in order"""
     fill_in: tuple[str, ...] = ()
-    """keys whose value is only a stand-in"""
+    """keys whose value is only a placeholder"""
     notes: tuple[str, ...] = ()
-    """what was kept and what was not understood, in words"""
+    """sentences about what was kept and what was not understood"""
     remarks: tuple[str, ...] = ()
-    """those of the notes that a prediction needs: what is not counted, or counted as something
-    else"""
+    """notes that affect predictions: what is not modeled, or modeled as something else"""
     as_options: Draft | None = None
-    """the same launch as if options said what the program's text does, for a review, which edits
-    that text"""
+    """the same launch with the arguments in the code treated as options, for a review, which edits
+    the code"""
     beside: str = ""
-    """the keyword argument of that text behind which others may be written"""
+    """the keyword argument in the code after which others may be added"""
     held: frozenset[str] = frozenset()
-    """names of options that only that text has"""
+    """names of options that only the code sets"""
     today: Mapping[str, Any] = field(default_factory=dict)
-    """what the program's options are set to, by the placeholder that stands for them in trials"""
+    """current values of the program's options, by their placeholder in trials"""
     nodes: tuple[int, int] | None = None
-    """(nodes, GPUs of a node) of the launch, where a configuration says so"""
+    """(nodes, GPUs per node) of the launch, if a configuration gives them"""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -199,61 +197,63 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def at(self, path: str) -> Entry | None:
-        """The entry of a key, or of one inside: `trainer.argv`; None where there is none."""
+        """The entry of a key, or of a nested one (`trainer.argv`); None if there is none."""
         key, _, inner = path.partition(".")
         found = next((entry for entry in self.entries if entry.key == key), None)
         return replace(self, entries=found.parts).at(inner) if found and inner else found
 
     def value(self, path: str) -> Any:
-        """What the entry says; an empty mapping where there is none."""
+        """The value of an entry; an empty mapping if there is none."""
         return _value(found) if (found := self.at(path)) else {}
 
     def put(self, path: str, entry: Entry | None, *, after: str = "") -> Draft:
-        """With that entry in the place of the one there, else behind the key `after` or at the end;
-        None: without it."""
-        key, _, inner = path.partition(".")
-        if inner and (outer := self.at(key)) is not None:
-            within = replace(self, entries=outer.parts).put(inner, entry, after=after)
-            entry = replace(outer, parts=within.entries)
+        """The draft with this entry replacing the one at `path`, or else inserted after the key
+        `after`, or else at the end. With None the entry is removed."""
+        key, _, rest = path.partition(".")
+        if rest and (outer := self.at(key)) is not None:
+            nested = replace(self, entries=outer.parts).put(rest, entry, after=after)
+            entry = replace(outer, parts=nested.entries)
         keys = [each.key for each in self.entries]
         at = keys.index(after) + 1 if after in keys else len(keys)
         at, end = (keys.index(key), keys.index(key) + 1) if key in keys else (at, at)
-        new = () if entry is None else (entry,)
-        return replace(self, entries=(*self.entries[:at], *new, *self.entries[end:]))
+        inserted = () if entry is None else (entry,)
+        return replace(self, entries=(*self.entries[:at], *inserted, *self.entries[end:]))
 
     def edited(self, path: str, **changes: Any) -> Draft:
-        """With other fields of an entry, where there is one."""
+        """The draft with other fields of an entry; unchanged if there is no such entry."""
         found = self.at(path)
         return self if found is None else self.put(path, replace(found, **changes))
 
     def noting(self, *notes: str) -> Draft:
-        """With further notes."""
+        """The draft with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     def asking(self, *keys: str) -> Draft:
-        """With further keys to be filled in."""
+        """The draft with further keys to be filled in."""
         return replace(self, fill_in=tuple(dict.fromkeys((*self.fill_in, *keys))))
 
     def with_values(self, values: Mapping[str, Any]) -> Draft:
-        """With values that somebody said, by the path of their key: `workload.seq_len`."""
+        """The draft with values given by the user, by the path of their key: `workload.seq_len`."""
 
-        def said(entry: Entry, path: str) -> Entry:
+        def replaced(entry: Entry, path: str) -> Entry:
             if path in values:
                 return replace(entry, value=values[path], comment="as given")
-            inside = {
+            given = {
                 key: values[f"{path}.{key}"]
                 for key in (entry.value if isinstance(entry.value, dict) else ())
                 if f"{path}.{key}" in values
             }
-            if not inside:
+            if not given:
                 return replace(
-                    entry, parts=tuple(said(part, f"{path}.{part.key}") for part in entry.parts)
+                    entry, parts=tuple(replaced(part, f"{path}.{part.key}") for part in entry.parts)
                 )
-            left = [words for words in entry.comment.split("; ") if not _asks_for(words, inside)]
-            words = "; ".join([*filter(None, left), f"{', '.join(inside)} as given"])
-            return replace(entry, value={**entry.value, **inside}, comment=words)
+            kept_comments = [
+                comment for comment in entry.comment.split("; ") if not _asks_for(comment, given)
+            ]
+            comment = "; ".join([*filter(None, kept_comments), f"{', '.join(given)} as given"])
+            return replace(entry, value={**entry.value, **given}, comment=comment)
 
-        entries = tuple(said(entry, entry.key) for entry in self.entries)
+        entries = tuple(replaced(entry, entry.key) for entry in self.entries)
         return replace(
             self, entries=entries, fill_in=tuple(key for key in self.fill_in if key not in values)
         )
@@ -269,12 +269,13 @@ class Draft:
 
 
 def _asks_for(words: str, keys: Iterable[str]) -> bool:
+    """Whether a comment asks to fill in one of these keys."""
     return any(words.startswith(f"fill in: {key}") for key in keys)
 
 
 def baseline_text(knobs: Mapping[str, Any]) -> str:
-    """Knobs as a baseline has them: those that are always shown, and those that are not at their
-    defaults."""
+    """Knobs in the notation of a baseline: those that are always shown, and those that differ from
+    their default."""
     shown = {
         name: value
         for name, value in knobs.items()
@@ -284,12 +285,13 @@ def baseline_text(knobs: Mapping[str, Any]) -> str:
 
 
 def around(size: int) -> list[int]:
-    """Sizes of micro-batches to try around that of today."""
+    """Micro-batch sizes to try around the current one."""
     return sorted({max(1, size // 4), max(1, size // 2), size, 2 * size, 4 * size})
 
 
 def file_name(path: str) -> str:
-    """A study's name by the name of a file or folder."""
+    """A study name from the name of a file or folder. Raises `SpecError` if it contains no usable
+    character."""
     stem = path.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
     found = name_of(stem)
     if not found:
@@ -300,12 +302,14 @@ def file_name(path: str) -> str:
 
 
 def _value(entry: Entry) -> Any:
+    """The plain value of an entry with its parts or items."""
     if entry.items:
         return [item.value for item in entry.items]
     return {part.key: _value(part) for part in entry.parts} if entry.parts else entry.value
 
 
 def _lines(entry: Entry, indent: str) -> Iterator[str]:
+    """Lines of YAML for an entry."""
     if entry.parts:
         yield _commented(f"{indent}{entry.key}:", entry.comment)
         for part in entry.parts:
@@ -324,8 +328,8 @@ def _lines(entry: Entry, indent: str) -> Iterator[str]:
 
 
 def _commented(line: str, comment: str) -> str:
-    """The comment behind a short line, above a long one; there each thing to fill in has its own
-    line."""
+    """The line with its comment after it, or above a long line; there each thing to fill in has its
+    own line."""
     if not comment or len(line) <= COMMENT_COLUMN:
         return f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
     indent = line[: len(line) - len(line.lstrip())]
@@ -334,7 +338,7 @@ def _commented(line: str, comment: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value in one line of YAML."""
+    """A value as YAML on one line."""
     import yaml  # imported here because it is slow to import
 
     text: str = yaml.safe_dump(
@@ -344,26 +348,24 @@ def _flow(value: Any) -> str:
 
 
 def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
-    """(the model for the spec, a comment): of the hub as the catalog has it, or a config.json, also
-    of a folder that is named; None for any other.
-
-    `base`: the folder that a path begins at; `folder`: of the spec.
-    """
+    """(the model for the spec, a comment): a catalog model with this name or hub id, or a
+    config.json, which may be in a named folder; None for any other. `base`: the folder that a path
+    is relative to; `folder`: the folder of the spec."""
     text = str(named or "")
     if text in catalog.model_names() or text.lower() in catalog.hub_models():
         return text, ""
-    of_tail = {_tail(hub): name for hub, name in catalog.hub_models().items()}
-    if text and (found := of_tail.get(_tail(text))) is not None:
+    by_tail = {_tail(hub): name for hub, name in catalog.hub_models().items()}
+    if text and (found := by_tail.get(_tail(text))) is not None:
         return found, f"assumed for {text}"
-    for local in (base / text, base / text / "config.json") if text else ():
-        if is_model_file(str(local)) and local.is_file():
-            return os.path.relpath(local.resolve(), folder.resolve()), ""
+    for candidate in (base / text, base / text / "config.json") if text else ():
+        if is_model_file(str(candidate)) and candidate.is_file():
+            return os.path.relpath(candidate.resolve(), folder.resolve()), ""
     return None
 
 
 def _tail(hub: str) -> str:
-    """A hub id without owner and without what no shape depends on: how the weights were tuned, the
-    3 or 3.1 of Llama's 8B and 70B, the 2 or 2.5 of Qwen's 1.5B, 7B and 72B."""
+    """A hub id without owner and without parts that do not change the shape: how the weights were
+    tuned, the 3 or 3.1 of Llama's 8B and 70B, the 2 or 2.5 of Qwen's 1.5B, 7B and 72B."""
     name = re.sub(
         r"^(meta-)?llama-3-", "llama-3.1-", hub.rstrip("/").rpartition("/")[2].lower()
     ).removeprefix("meta-")

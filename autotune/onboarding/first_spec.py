@@ -1,12 +1,11 @@
-"""`autotune init`: a training script, a launch script or a trainer's configuration as the draft of
-a spec.
+"""`autotune init`: drafts a spec from a training script, a launch script or a trainer's
+configuration.
 
-The launch that `autotune init` is given, as something that can be started: a shell script, a
-command, or a Python script by itself.
+Also builds the launch of what `autotune init --run` starts:
 
-a shell script     its shell, in the folder in which its program is found; it is started as it is
-a command          as it is written, where it is written
-a Python script    the launcher that its imports ask for, on the ranks of the cluster, and none of its options
+a shell script     its shell, started in the folder where its program is found
+a command          as written, in the current folder
+a Python script    with the launcher that its imports need, on the ranks of the cluster, without options
 """
 
 from __future__ import annotations
@@ -67,22 +66,22 @@ from autotune.trainers.present_configuration import DOCUMENTS, PresentConfigurat
 
 _SHELL = re.compile(r"#!\S*?(?:/|env )((?:ba|z|da|k)?sh)\b")
 _ALLOCATED = "SLURM_JOB_ID"
-"""variable by which a process knows that it runs within an allocation of Slurm"""
+"""variable that Slurm sets for processes inside an allocation"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresentLaunch:
-    """A launch that can be started."""
+    """A command with its folder and environment, which can be started."""
 
     argv: tuple[str, ...]
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
-    """what it needs beside the environment in which it is started"""
+    """variables to add to the environment in which it is started"""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the `command` trainer that start it."""
+        """Options of the `command` trainer that start this launch."""
         return {
             "argv": [braced(word) for word in self.argv],
             "cwd": str(self.cwd.resolve()),
@@ -91,7 +90,7 @@ class PresentLaunch:
 
 
 def launch_of_script(path: Path) -> PresentLaunch:
-    """A shell script as launched from a terminal. Raises `SpecError` for one that needs more than
+    """The launch of a shell script as from a terminal. Raises `SpecError` if it needs more than
     this machine."""
     text = path.read_text(encoding="utf-8-sig")
     started = started_by(text)
@@ -103,14 +102,15 @@ def launch_of_script(path: Path) -> PresentLaunch:
 
 
 def launch_of_command(words: Sequence[str]) -> PresentLaunch:
-    """A command as it is written. Raises `SpecError` for one that needs more than this machine."""
+    """The launch of a command as written. Raises `SpecError` if it needs more than this machine."""
     if (started := started_by(shlex.join(words))) is not None:
         _refuse_elsewhere(started, "the command")
     return PresentLaunch(argv=tuple(words), cwd=Path.cwd())
 
 
 def launch_of_python(path: Path, draft: Draft, ranks: int) -> PresentLaunch:
-    """A Python script by the launcher of its draft, without options."""
+    """The launch of a Python script with the launcher of its draft, on `ranks` ranks and without
+    options. Raises `SpecError` if the draft does not start it."""
     trainer = draft.document["trainer"]
     words = trainer.get("argv", []) if isinstance(trainer, dict) else []
     if path.name not in words:
@@ -132,6 +132,8 @@ def launch_of_python(path: Path, draft: Draft, ranks: int) -> PresentLaunch:
 
 
 def _refuse_elsewhere(started: Started, what: str) -> None:
+    """Raises `SpecError` if the launch needs several nodes or a Slurm allocation. `what`: the
+    launch, as the message names it."""
     if started.nodes > 1:
         raise SpecError(
             f"{what} starts {started.program} on {started.nodes} nodes, but --run uses only this machine",
@@ -154,8 +156,9 @@ def first_draft(
     folder: Path,
     said: Said = (),
 ) -> Draft:
-    """The draft for the file; `folder`: of the spec; `said`: what the program's parser said as it
-    ran. Raises `SpecError` for a file that is neither."""
+    """The draft for a training script, a launch script or a trainer's configuration. `folder`: the
+    folder of the spec; `said`: option defaults reported by the program's own parser. Raises
+    `SpecError` if the file is none of these."""
     place = exported_folder(path)
     draft = _first_draft(place, model=model, cluster=cluster, folder=folder, said=said)
     return lawful(draft, path.name, folder)
@@ -169,8 +172,8 @@ def command_draft(
     folder: Path,
     said: Said = (),
 ) -> Draft:
-    """The draft for a command that is started in the present folder; `said`: as for `first_draft`.
-    Raises `SpecError` for one that starts no training that autotune knows."""
+    """The draft for a command that is started in the current folder. `said`: as for `first_draft`.
+    Raises `SpecError` if it starts no training that autotune recognizes."""
     text = shlex.join(words)
     if (script := script_of(words)) is not None:
         text, path = script
@@ -181,14 +184,14 @@ def command_draft(
     if draft is None:
         raise SpecError(
             f"`{words[0]}` does not start a recognizable Python program",
-            remedy=_what_does(words),
+            remedy=_command_remedy(words),
             field="FILE",
         )
     return draft
 
 
-def _what_does(words: Sequence[str]) -> str:
-    """What to give in place of a command that starts no program itself."""
+def _command_remedy(words: Sequence[str]) -> str:
+    """The remedy for a command that does not start a training itself."""
     for word in words:
         if Path(word).suffix in SHELL_SCRIPTS:
             return f"pass the script itself: autotune init {word}"
@@ -206,22 +209,22 @@ def text_draft(
     folder: Path,
     said: Said = (),
 ) -> Draft | None:
-    """The draft of what a text of commands starts; `path`: where it lies, or would lie; `said`: as
-    for `first_draft`. None where it starts no training that is known."""
+    """The draft for the program that a shell text starts; None if it starts no training that
+    autotune recognizes. `path`: the file of the text, which need not exist; `said`: as for
+    `first_draft`."""
     present = PresentConfiguration(files={path.name: text})
     draft = _launch_draft(present, path, model=model, cluster=cluster, folder=folder, said=said)
     return None if draft is None else lawful(draft, path.name, folder)
 
 
 def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = None) -> Draft:
-    """The draft without a baseline that no study could have. `here`: this machine, where that is
-    known."""
+    """The draft without its baseline if that is not valid. `here`: this machine, if it is known."""
     if "model" in draft.fill_in:
-        return draft  # what its stand-in allows says nothing of the program
+        return draft  # rules checked on a placeholder model tell nothing about the program
     base = folder.resolve()
     try:
         trainer = draft.document["trainer"]
-        if isinstance(trainer, dict):  # a folder that is relative is refused in a text
+        if isinstance(trainer, dict):  # parsing a document rejects relative folders
             trainer = with_program_files(trainer, base)
         document = {**draft.document, "trainer": trainer}
         parse_study(
@@ -251,10 +254,12 @@ def _first_draft(
     if path.suffix == ".py":
         script = read_script(path.name, present.files[path.name], file=path, base=path.parent)
         script = with_said(script, said)
-        if name is not None and not script.options:  # torchtitan's configuration is Python, too
+        if (
+            name is not None and not script.options
+        ):  # torchtitan's configuration may be a Python file
             with suppress(SpecError):
                 return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
-        if script.written is not None:  # as its library is started, on the ranks that are known
+        if script.written is not None:  # launched as its library usually is, on the cluster's ranks
             place = Place(cluster)
             ranks = "" if cluster is None or place.is_spread else f" --nproc-per-node {place.ranks}"
             starts = {"torchrun": f"torchrun{ranks}", "accelerate": "accelerate launch"}
@@ -312,15 +317,16 @@ def _launch_draft(
     folder: Path,
     said: Said,
 ) -> Draft | None:
-    """The draft of what a text of commands starts; None where it starts nothing that is known."""
+    """The draft for the program that a shell text starts; None if it starts nothing that is
+    recognized."""
     imported = partial(_imported, model=model, cluster=cluster, folder=folder)
     text = present.files[path.name]
     name, started = recognized(present), started_through(text, path)
     if (found := post_training_launch(text, path, started)) is not None:
-        owner, told = found
-        return imported(told, owner, path)
+        owner, configuration = found
+        return imported(configuration, owner, path)
     cwd = where_it_runs(path, started).cwd
-    if started is not None and (by_file := _told_by_file(started, path, cwd)) is not None:
+    if started is not None and (by_file := _configured_by_file(started, path, cwd)) is not None:
         owner, file = by_file
         files = {file.name: read_present(file).files[file.name]}
         words = (started.program, *started.words)
@@ -331,24 +337,29 @@ def _launch_draft(
     return None if name is None else imported(present, name, path)
 
 
-def _told_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] | None:
-    """(trainer, its file) of a program that a file tells all: torchtitan's job file, nanotron's
-    YAML. None for other programs. `cwd`: where it runs. Raises `SpecError` where the file is not
-    there."""
-    given = value_of(placed(started, path, cwd).arguments, "job.config_file", "config_file")
+def _configured_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] | None:
+    """(trainer, its file) for a program that takes all settings from one file: torchtitan's job
+    file, nanotron's YAML. None for other programs. `cwd`: where the program runs. Raises
+    `SpecError` if the file is not found."""
+    config_file = value_of(placed(started, path, cwd).arguments, "job.config_file", "config_file")
     is_program = (
         started.program in ("torchtitan.train", "torchtitan/train.py")
         or Path(started.file).name == "run_train.py"
     )
-    if not is_program or not given.endswith(DOCUMENTS):
+    if not is_program or not config_file.endswith(DOCUMENTS):
         return None
     file = next(
-        (base / given for base in (cwd, path.resolve().parent) if (base / given).is_file()), None
+        (
+            base / config_file
+            for base in (cwd, path.resolve().parent)
+            if (base / config_file).is_file()
+        ),
+        None,
     )
     if file is None:
         raise SpecError(
-            f"{path.name} starts {started.program} with {given}, which sets the model, batch and degrees but was not found in {cwd}",
-            remedy=f"pass the path of {given} itself, or put {given} into that folder",
+            f"{path.name} starts {started.program} with {config_file}, which sets the model, batch and degrees but was not found in {cwd}",
+            remedy=f"pass the path of {config_file} itself, or put {config_file} into that folder",
             field="FILE",
         )
     name = recognized(read_present(file))
@@ -356,16 +367,20 @@ def _told_by_file(started: Started, path: Path, cwd: Path) -> tuple[str, Path] |
 
 
 def _is_of_megatron(started: Started) -> bool:
-    """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed,
-    which is told by DeepSpeed, has these flags, too, but is no Megatron-LM."""
+    """Whether the program is Megatron-LM's own, by its name and flags. Megatron-DeepSpeed has the
+    same flags, but is configured by DeepSpeed."""
     names = {argument.name for argument in started.arguments}
-    starts = started.launcher == "deepspeed" or any(name.startswith("deepspeed") for name in names)
-    is_shaped = {"num_layers", "hidden_size"} <= names or names & {
+    uses_deepspeed = started.launcher == "deepspeed" or any(
+        name.startswith("deepspeed") for name in names
+    )
+    has_shape = {"num_layers", "hidden_size"} <= names or names & {
         "use_checkpoint_args",
         "yaml_cfg",
     }
     file = started.program.rpartition("/")[2]
-    return bool(re.match(r"pretrain_(gpt|mamba|moe|hybrid)", file) and is_shaped and not starts)
+    return bool(
+        re.match(r"pretrain_(gpt|mamba|moe|hybrid)", file) and has_shape and not uses_deepspeed
+    )
 
 
 def _imported(

@@ -1,9 +1,8 @@
-"""`autotune import`: the current configuration of a trainer's program as a spec whose baseline it
-is.
+"""`autotune import`: a spec whose baseline is the current configuration of a trainer's program.
 
-The draft's settings are what the file says beyond knobs and options, less what a launch writes
-anyway: the configuration is launched and read again, and what comes back equal needs no mention. So
-a later export carries every key of the file, and a note names what an export adds or changes.
+The draft keeps the settings that are neither knobs nor options, except those that a launch writes
+anyway: the configuration is exported and read again, and settings that come back equal are left
+out. So a later export has every key of the file. Notes name what an export adds or changes.
 """
 
 from __future__ import annotations
@@ -60,20 +59,23 @@ from autotune.trainers.present_configuration import (
 )
 
 STAND_IN_MODEL = "nano-gpt"
+"""placeholder for a model that the configuration does not give"""
 STAND_IN_VOCAB = 32000
+"""placeholder for the vocabulary size"""
 STAND_IN_SEQ_LEN = 2048
+"""placeholder for the tokens per sequence"""
 STAND_IN_CLUSTER = "h100-sxm"
-"""GPU type of the launch that is only read again"""
+"""GPU type of the launch that is only written to be read again"""
 NODE = 8
-"""GPUs of a node, where only the number of ranks is known"""
+"""GPUs per node, assumed if only the number of ranks is known"""
 OF_SHELL = re.compile(r"\$\(|`|\$[@*\d]")
-"""what is left of a command's output, or of a script's arguments, where nothing says them"""
+"""shell text that could not be resolved: a command's output, or a script's arguments"""
 OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
-"""options that belong to one run: a study sets them itself"""
+"""options that a study sets for each run"""
 
 WHAT_MODEL_IS = "a catalog name (`autotune models`), the path of a config.json, or the shape"
 NOT_VALID = "the current configuration is not the baseline, because it is not valid: "
-"""how the note begins that says which rule it breaks"""
+"""beginning of the note that names the rule that the configuration violates"""
 
 
 def import_draft(
@@ -85,10 +87,10 @@ def import_draft(
     cluster: str | None = None,
     folder: Path,
 ) -> Draft:
-    """The draft for the trainer of that name; `path`: what was read, `folder`: of the spec, against
-    which its paths are read.
+    """The draft for the trainer `name`. `path`: the file or folder that was read; `folder`: the
+    folder of the spec, which its paths are relative to.
 
-    Raises `SpecError` where the files are not the trainer's, and `CatalogError` for an unknown
+    Raises `SpecError` if the files are not the trainer's, and `CatalogError` for an unknown
     trainer, model or cluster.
     """
     subject = trainer(name)
@@ -96,42 +98,42 @@ def import_draft(
     fill_in: list[str] = []
     reading, uncomputed = _in_folder(reading, str(path.resolve().parent))
     notes = [*reading.remarks, *uncomputed]
-    shape = _model(reading, path, model, folder)
-    if shape is not None and not shape[1].num_experts:
+    found_model = _model(reading, path, model, folder)
+    if found_model is not None and not found_model[1].num_experts:
         reading = replace(
             reading,
             rl={name: value for name, value in reading.rl.items() if name != "whole_experts"},
         )
-    guessed = (
-        shape is not None
+    lacks_vocab = (
+        found_model is not None
         and model is None
         and "vocab_size" not in reading.model
         and not reading.model_file
     )
-    if shape is None or guessed:
+    if found_model is None or lacks_vocab:
         fill_in.append("model")
     known_model, about_model = (
-        (shape[1], shape[2]) if shape else (None, f"fill in: {WHAT_MODEL_IS}")
+        (found_model[1], found_model[2]) if found_model else (None, f"fill in: {WHAT_MODEL_IS}")
     )
     cluster = cluster or _known_cluster(reading.cluster)
-    there = named_cluster(cluster)
-    ranks = _ranks(reading, there)
-    gpus = max(ranks or 1, there.num_gpus if there else 1)
+    known_cluster = named_cluster(cluster)
+    ranks = _ranks(reading, known_cluster)
+    gpus = max(ranks or 1, known_cluster.num_gpus if known_cluster else 1)
     batch = reading.global_batch_size
     if ranks is not None and not batch:
         batch = batch_of({**reading.knobs, "dp": _replicas(reading.knobs, ranks)})
-    values, elsewhere = _options(subject, reading, present, path)
-    notes += elsewhere
+    values, option_notes = _options(subject, reading, present, path)
+    notes += option_notes
     try:
         job = _present_job(subject, reading, known_model, ranks, batch)
     except AutotuneError as error:
         job = None
         notes.append(f"this configuration cannot be exported yet: {error}")
-    settings, told = _beyond_a_launch(subject, reading, values, job)
-    notes += told
-    broken = why_not(*job) if job else None  # whatever its cluster
-    if broken:
-        notes.append(f"{NOT_VALID}{broken}")
+    settings, export_notes = _beyond_a_launch(subject, reading, values, job)
+    notes += export_notes
+    violated_rule = why_not(*job) if job else None  # checked on a placeholder cluster
+    if violated_rule:
+        notes.append(f"{NOT_VALID}{violated_rule}")
     if cluster is None:
         fill_in.append("cluster")
     fill_in += [] if reading.seq_len else ["workload.seq_len"]
@@ -143,13 +145,13 @@ def import_draft(
         Entry(key="name", value=file_name(str(path.resolve()))),
         Entry(
             key="model",
-            value=shape[0] if shape else STAND_IN_MODEL,
-            comment="fill in: vocab_size, from the tokenizer" if guessed else about_model,
+            value=found_model[0] if found_model else STAND_IN_MODEL,
+            comment="fill in: vocab_size, from the tokenizer" if lacks_vocab else about_model,
         ),
         Entry(
             key="cluster",
             value=cluster or "local",
-            comment="" if cluster else _what_cluster_is(ranks, reading.nodes),
+            comment="" if cluster else _cluster_comment(ranks, reading.nodes),
         ),
         _workload_entry(reading, batch or _least_batch(reading.knobs, gpus), fill_in),
         *post_training_entries(reading, reading.seq_len or STAND_IN_SEQ_LEN),
@@ -157,24 +159,24 @@ def import_draft(
             key="space",
             value=post_training_space(reading, name)
             if reading.rl
-            else _space(there, ranks, known_model),
+            else _space(known_cluster, ranks, known_model),
         ),
-        *(() if broken else (_baseline(reading.knobs),)),
+        *(() if violated_rule else (_baseline(reading.knobs),)),
         _trainer_entry(name, values, settings),
     ]
     if "seed" in reading.options:
         entries.append(Entry(key="seed", value=reading.options["seed"]))
-    if there is None or not there.gpu.is_cpu:
+    if known_cluster is None or not known_cluster.gpu.is_cpu:
         entries.append(time_limits())
     of_one_node = reading.nodes is None or reading.nodes[0] == 1
-    if (ranks or 1) <= NODE and (there.num_nodes == 1 if there else of_one_node):
+    if (ranks or 1) <= NODE and (known_cluster.num_nodes == 1 if known_cluster else of_one_node):
         entries.append(Entry(key="runner", value="local"))
     heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)
     return Draft(
         heading=heading,
         entries=tuple(entries),
         fill_in=tuple(fill_in),
-        notes=(*notes, *_what_becomes_of(reading.options.get("steps"), settings, subject)),
+        notes=(*notes, *_usage_notes(reading.options.get("steps"), settings, subject)),
         remarks=reading.remarks,
         nodes=reading.nodes,
     )
@@ -183,11 +185,11 @@ def import_draft(
 def _read(
     subject: Trainer, present: PresentConfiguration, path: Path, cluster: str | None
 ) -> Reading:
-    """What the trainer reads. Raises `SpecError` where that lacks a file, or the ranks that its
-    batch depends on."""
-    there = named_cluster(cluster) if subject.can_import else None
-    if there is not None:
-        present = replace(present, ranks_of_cluster=there.num_gpus)
+    """The configuration as the trainer reads it. Raises `SpecError` if a base file is missing, or
+    the number of ranks, which determines the batch in post-training."""
+    known_cluster = named_cluster(cluster) if subject.can_import else None
+    if known_cluster is not None:
+        present = replace(present, ranks_of_cluster=known_cluster.num_gpus)
     reading = subject.read_config(present)
     if reading.missing:
         raise SpecError(
@@ -207,8 +209,8 @@ def _read(
 def _options(
     subject: Trainer, reading: Reading, present: PresentConfiguration, path: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """The options of the trainer that the spec keeps, files by their whole path; and what is to be
-    said of them."""
+    """(the trainer's options that the spec keeps, with absolute paths of files; notes about
+    them)"""
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
     notes = []
     if present.cwd and CWD in subject.options:
@@ -227,8 +229,8 @@ def _options(
 
 def _workload_entry(reading: Reading, batch: int, fill_in: Sequence[str]) -> Entry:
     unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
-    said = stated(
-        # that of post-training follows from prompts, responses and mini-batches
+    fields = stated(
+        # in post-training the batch follows from prompts, responses and mini-batches
         global_batch_size=None if reading.rl else batch,
         optimizer="" if reading.optimizer == "adamw" else reading.optimizer,
         pure_bf16=reading.pure_bf16,
@@ -237,17 +239,19 @@ def _workload_entry(reading: Reading, batch: int, fill_in: Sequence[str]) -> Ent
     )
     return Entry(
         key="workload",
-        value={"seq_len": reading.seq_len or STAND_IN_SEQ_LEN, **said},
+        value={"seq_len": reading.seq_len or STAND_IN_SEQ_LEN, **fields},
         comment=f"fill in: {', '.join(unknown)}" if unknown else "",
     )
 
 
 def _baseline(found: Mapping[str, Any]) -> Entry:
-    """The knobs, those without an effect at their neutral values: programs take
-    `--sequence-parallel` beside tp=1, the laws of a space do not."""
-    known = {name: value for name, value in found.items() if name in KNOBS}
-    whole = effective(ParallelConfig(**{"dp": 2, **known}))  # several, where only the cluster tells
-    text = baseline_text({name: getattr(whole, name) for name in KNOBS if name in found})
+    """The entry `baseline`. Knobs without an effect get their neutral values, because programs
+    accept `--sequence-parallel` with tp=1, but a space does not."""
+    knobs = {name: value for name, value in found.items() if name in KNOBS}
+    config = effective(
+        ParallelConfig(**{"dp": 2, **knobs})
+    )  # any dp above 1, if only the cluster determines it
+    text = baseline_text({name: getattr(config, name) for name in KNOBS if name in found})
     comment = "the current configuration"
     if missing := sorted({"dp", "accumulation_steps"} - found.keys()):
         verb = "follows" if len(missing) == 1 else "follow"
@@ -255,23 +259,21 @@ def _baseline(found: Mapping[str, Any]) -> Entry:
     return Entry(key="baseline", value=text, comment=comment)
 
 
-def _what_becomes_of(
-    steps: int | None, settings: Mapping[str, Any], subject: Trainer
-) -> Iterator[str]:
-    """What trials and exports make of the run's length and of settings without a knob, in
-    sentences."""
+def _usage_notes(steps: int | None, settings: Mapping[str, Any], subject: Trainer) -> Iterator[str]:
+    """Notes on what trials and exports do with the number of steps and with settings that are not
+    knobs."""
     if steps is not None:
         yield f"trials choose their own number of steps; to keep this run's number of steps, export with --option steps={steps}"
     if settings:
         yield f"settings kept unchanged and written to every export: {', '.join(dotted(settings))}"
-    if away := [path for path, value in flat(settings) if _is_offload(path, value)]:
-        yield f"plans ignore {', '.join(away)} and count weights and states in host memory as GPU memory"
-    if watching := split_by_path(settings, subject.watching)[1]:
-        yield f"monitoring settings, which exports keep and trials omit: {', '.join(watching)}"
+    if offloading := [path for path, value in flat(settings) if _is_offload(path, value)]:
+        yield f"plans ignore {', '.join(offloading)} and count weights and states in host memory as GPU memory"
+    if monitoring := split_by_path(settings, subject.watching)[1]:
+        yield f"monitoring settings, which exports keep and trials omit: {', '.join(monitoring)}"
 
 
 def _is_offload(path: str, value: Any) -> bool:
-    """Whether a setting moves weights or states to host memory."""
+    """Whether a setting moves weights or optimizer states to host memory."""
     is_off = value in (None, False, "none", "null", "false", 0, "0", {})
     return (
         bool(
@@ -281,7 +283,8 @@ def _is_offload(path: str, value: Any) -> bool:
     )
 
 
-def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
+def _cluster_comment(ranks: int | None, nodes: tuple[int, int] | None) -> str:
+    """The comment that asks for the cluster, with the current number of GPUs if it is known."""
     size = f", currently {number_of(ranks, 'GPU')}" if ranks else ""
     size += (
         f", {number_of(nodes[0], 'node')} x {number_of(nodes[1], 'GPU')}"
@@ -292,7 +295,7 @@ def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
 
 
 def _known_cluster(name: str) -> str | None:
-    """The cluster's name, if the catalog has it."""
+    """The cluster's name in the catalog; None if the catalog does not have it."""
     try:
         return catalog.cluster(name).name if name else None
     except CatalogError:
@@ -318,21 +321,23 @@ def _plain(value: Any) -> Any:
 
 
 def _model(
-    reading: Reading, path: Path, asked: str | None, folder: Path
+    reading: Reading, path: Path, requested: str | None, folder: Path
 ) -> tuple[Any, ModelSpec, str] | None:
-    """What the spec says of the model, its shape, and a comment; None where nothing tells. Raises
+    """(value of `model` in the spec, its shape, a comment); None if the model is unknown. Raises
     `SpecError` for a wrong name or config.json."""
-    if asked is not None:
+    if requested is not None:
         return (
-            asked,
-            read_model(asked, Path.cwd()) if is_model_file(asked) else catalog.model(asked),
+            requested,
+            read_model(requested, Path.cwd())
+            if is_model_file(requested)
+            else catalog.model(requested),
             "",
         )
     base = path if path.is_dir() else path.parent
     if reading.model_file and (base / reading.model_file).is_file():
         found = read_model(reading.model_file, base)
         return os.path.relpath((base / reading.model_file).resolve(), folder.resolve()), found, ""
-    if not reading.model:  # but perhaps the weights that training starts from
+    if not reading.model:  # perhaps the initial weights name a known model
         if (known_as := model_named(reading.options.get("model"), base, folder)) is None:
             return None
         name, comment = known_as
@@ -341,11 +346,11 @@ def _model(
             read_model(name, folder) if is_model_file(name) else catalog.model(name),
             comment,
         )
-    known = {f.name for f in fields(ModelSpec)}
-    told = {k: v for k, v in reading.model.items() if k in known}
+    field_names = {f.name for f in fields(ModelSpec)}
+    sizes_read = {k: v for k, v in reading.model.items() if k in field_names}
     try:
-        shape = ModelSpec(**{"name": "imported", "vocab_size": STAND_IN_VOCAB, **told})
-    except TypeError:  # a required size is not told
+        shape = ModelSpec(**{"name": "imported", "vocab_size": STAND_IN_VOCAB, **sizes_read})
+    except TypeError:  # a required size is missing
         return None
     for name in catalog.model_names():
         if _sizes(catalog.model(name)) == _sizes(shape):
@@ -365,11 +370,13 @@ def _model(
 
 
 def _sizes(model: ModelSpec) -> ModelSpec:
-    """The shape alone, with the size of a head written out."""
+    """The shape without its name and source, with the head size written out, for comparison."""
     return replace(model, name="shape", source="", attention_head_dim=model.head_dim)
 
 
 def _ranks(reading: Reading, cluster: ClusterSpec | None) -> int | None:
+    """GPUs of the configuration, with those for generation in post-training; those of the cluster
+    if the configuration does not give dp; None if both are unknown."""
     if "dp" in reading.knobs:
         ranks: int = math.prod(reading.knobs.get(degree, 1) for degree in ("tp", "pp", "dp", "cp"))
         placement = reading.rl.get("placement") or {}  # with the GPUs that generate
@@ -378,20 +385,22 @@ def _ranks(reading: Reading, cluster: ClusterSpec | None) -> int | None:
 
 
 def _replicas(knobs: Mapping[str, Any], ranks: int) -> int:
-    """Ranks with data of their own, where only the cluster tells dp."""
+    """Data-parallel replicas: `ranks` / (tp x pp x cp). For configurations in which only the
+    cluster determines dp."""
     others: int = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
     return max(1, ranks // others)
 
 
 def _least_batch(knobs: Mapping[str, Any], ranks: int) -> int:
-    """A batch that the ranks can share, those of the current configuration and those of the
-    cluster, where the configuration tells none."""
+    """The smallest batch that the replicas of the configuration and of the cluster can share
+    evenly. Used if the configuration gives none."""
     replicas = _replicas(knobs, ranks)
     usual = {"micro_batch_size": 1, "accumulation_steps": 1, "dp": replicas}
     return math.lcm(batch_of({**usual, **knobs}) or 1, replicas)
 
 
 def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | None) -> str:
+    """The name of the bundled space that fits the model and the cluster."""
     nodes = cluster.num_nodes if cluster else -(-(ranks or 1) // NODE)
     if model is not None and model.num_experts:
         return "moe-multi-node"
@@ -407,8 +416,9 @@ def _present_job(
     ranks: int | None,
     batch: int | None,
 ) -> tuple[Workload, ParallelConfig] | None:
-    """What the current configuration trains, on a stand-in for its cluster; None where it does not
-    tell all. Raises `AutotuneError`."""
+    """(workload, config) of the current configuration, on a placeholder cluster; None if the model,
+    the ranks, the batch or the sequence length is unknown. Raises `AutotuneError` for an invalid
+    one."""
     if not (model and ranks and batch and reading.seq_len):
         return None
     nodes, per_node = (1, ranks) if ranks <= NODE else (-(-ranks // NODE), NODE)
@@ -429,8 +439,8 @@ def _present_job(
 
 
 def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:
-    """The reading with the folder of its script written out, and what else of its values only the
-    shell can compute, in words."""
+    """(the reading with the script's folder written out, notes on settings that only the shell can
+    compute)"""
     options = {name: _written_out(value, folder) for name, value in reading.options.items()}
     settings = _written_out(dict(reading.settings), folder)
     notes = [
@@ -443,6 +453,7 @@ def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:
 
 
 def _written_out(value: Any, folder: str) -> Any:
+    """The value with `OF_SCRIPT` replaced by the folder in all its texts."""
     if isinstance(value, Mapping):
         return {key: _written_out(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):
@@ -459,28 +470,28 @@ def _beyond_a_launch(
     options: Mapping[str, Any],
     job: tuple[Workload, ParallelConfig] | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """(the settings that a launch would not write by itself, what a launch adds or changes in
-    words)"""
+    """(settings that an export would not write by itself, notes on what an export adds or
+    changes)"""
     if job is None:
         return dict(reading.settings), []
     workload, config = job
     try:
-        again = subject.read_config(
+        exported = subject.read_config(
             PresentConfiguration.of_launch(subject.launch(workload, config, options))
         )
     except AutotuneError as error:
         return dict(reading.settings), [f"this configuration cannot be exported yet: {error}"]
-    settings = without_equal(reading.settings, again.settings)
+    settings = without_equal(reading.settings, exported.settings)
     notes = []
     changed = {
-        k: v for k, v in again.knobs.items() if k in reading.knobs and getattr(config, k) != v
+        k: v for k, v in exported.knobs.items() if k in reading.knobs and getattr(config, k) != v
     }
     if changed:
         notes.append(
             "an export changes "
             + ", ".join(f"{k}: {getattr(config, k)} to {v}" for k, v in changed.items())
         )
-    if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
+    if added := sorted(set(dotted(exported.settings)) - set(dotted(reading.settings))):
         notes.append(
             f"an export also writes settings that the current configuration leaves at their defaults: {', '.join(added)}"
         )

@@ -1,12 +1,12 @@
-"""Launches of programs that post-train, as people write them: the words that start the program, its
-overrides or flags, and the files that it is told.
+"""Launches of post-training programs as users write them: the command, its overrides or flags, and
+the files that it names.
 
     uv run examples/run_grpo.py --config grpo.yaml cluster.gpus_per_node=8
     ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1
     trl grpo --config grpo.yaml --num_processes 8
     accelerate launch --config_file zero3.yaml -m trl.scripts.grpo --config grpo.yaml
 
-NeMo-RL's files start from others, which are looked for where its program looks for them.
+NeMo-RL's files build on base files, which are looked for in the same places as its program does.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ NEMO_RL = "nemo_rl"
 TRL = " ".join(USUAL["trl"])
 _OTHER_ALGORITHMS = frozenset({"dpo", "sft", "ppo", "rm", "distillation"})
 _OF_TESTS = re.compile(r"tests/test_suites/(.+)\.sh$")
-"""NeMo-RL's own launches, whose configuration has their name (tests/test_suites/llm/common.env)"""
+"""NeMo-RL's own launch scripts, whose configuration has the same name
+(tests/test_suites/llm/common.env)"""
 
 
 def post_training_launch(
     text: str, path: Path, started: Started | None
 ) -> tuple[str, PresentConfiguration] | None:
-    """(the trainer, what a text of commands tells it); None where it starts no program of
-    post-training. `path`: where the text lies, or would lie; `started`: what it starts.
+    """(trainer, its configuration) of the post-training program that a shell text starts; None if
+    it starts none. `path`: the file of the text, which need not exist; `started`: the program that
+    it starts.
 
-    Raises `SpecError` for a program whose configuration is not read, and for a file that is not
-    there.
+    Raises `SpecError` for a program that autotune does not support, and if a file is not found.
     """
     for words, _, folder in commands_of(text).commands:
         if (program := program_of(words)) is None:
@@ -62,8 +63,7 @@ def post_training_launch(
 
 
 def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfiguration:
-    """A configuration with the files that it starts from, and NeMo-RL's checkout in which it
-    lies."""
+    """The configuration with its base files, and with NeMo-RL's checkout as its folder."""
     if path.suffix not in (".yaml", ".yml"):
         return present
     read = _reader(path.parent)
@@ -81,8 +81,8 @@ def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfigur
 
 
 def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
-    """NeMo-RL, where a configuration starts from files that say the rest and none of them is of
-    another of its algorithms; None otherwise."""
+    """ "nemo_rl" for a configuration with base files that configures a policy and no other algorithm
+    than GRPO; None otherwise."""
     keys = {key for name, text in present.files.items() for key in document_of(name, text)}
     return (
         NEMO_RL
@@ -92,12 +92,13 @@ def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
 
 
 def _starts_from(present: PresentConfiguration, path: Path) -> tuple[str, ...]:
+    """The base files that a configuration names."""
     return bases_of(document_of(path.name, present.files.get(path.name, "")))
 
 
 def _folder(path: Path, started: Started | None, folder: str, program: str) -> str:
-    """Where the program runs: where its file is found, else where the text changes to; empty where
-    that is not known."""
+    """The folder in which the program runs: where its file is found, or else where the text changes
+    to; empty if unknown."""
     file = program if program.endswith(".py") else ""
     where = where_it_runs(path, started, file)
     if not where.is_known or (file and not (where.cwd / file).is_file()):
@@ -106,30 +107,33 @@ def _folder(path: Path, started: Started | None, folder: str, program: str) -> s
 
 
 def _with_files(name: str, present: PresentConfiguration, path: Path) -> PresentConfiguration:
-    """With the file that `--config` names, and those from which that one starts."""
+    """The configuration with the file that `--config` names and its base files. Raises `SpecError`
+    if the file is not found."""
     if name == "verl":
         return _with_file_of_hydra(present, path)
-    told = present.option("config")
+    config_file = present.option("config")
     if name == NEMO_RL:
-        told = told or BASE.default
-        if "$" in told and (of_tests := _OF_TESTS.search(path.resolve().as_posix())):
-            named = f"examples/configs/recipes/{of_tests[1]}.yaml"
-            at = present.argv.index(told)
-            present = replace(present, argv=(*present.argv[:at], named, *present.argv[at + 1 :]))
-            told = named
+        config_file = config_file or BASE.default
+        if "$" in config_file and (of_tests := _OF_TESTS.search(path.resolve().as_posix())):
+            recipe = f"examples/configs/recipes/{of_tests[1]}.yaml"
+            position = present.argv.index(config_file)
+            present = replace(
+                present, argv=(*present.argv[:position], recipe, *present.argv[position + 1 :])
+            )
+            config_file = recipe
     read = _reader(Path(present.cwd))
-    if told is None and name == "trl":
+    if config_file is None and name == "trl":
         return replace(present, files=_launchers_files(present, read))
-    if told is None or name not in (NEMO_RL, "trl"):
+    if config_file is None or name not in (NEMO_RL, "trl"):
         return present
-    if (text := read(told)) is not None:
-        inner = os.path.normpath(told)
+    if (text := read(config_file)) is not None:
+        inner = os.path.normpath(config_file)
         files = {inner: text}
         files |= _launchers_files(replace(present, files=files), read) if name == "trl" else {}
         return replace(present, files=with_bases(files, inner, read) if name == NEMO_RL else files)
     if name == "trl":
         raise SpecError(
-            f"{path.name} starts `trl grpo` with {told}, which was not found in {present.cwd}",
+            f"{path.name} starts `trl grpo` with {config_file}, which was not found in {present.cwd}",
             remedy="run this command where that file exists, or pass the file itself",
             field="FILE",
         )
@@ -137,26 +141,27 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
 
 
 def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentConfiguration:
-    """With the file that `--config-name` names, in the folder of `--config-path` or `--config-dir`;
-    verl's own are known."""
-    named = (present.option("config-name") or "").removesuffix(".yaml")
-    if not named or named in OWN_GROUPS:
+    """The configuration with the file that `--config-name` names, in the folder of `--config-path`
+    or `--config-dir`. Files that verl bundles need not be found. Raises `SpecError` if another is
+    not."""
+    config_name = (present.option("config-name") or "").removesuffix(".yaml")
+    if not config_name or config_name in OWN_GROUPS:
         return present
     folders = [folder for flag in ("config-path", "config-dir") if (folder := present.option(flag))]
-    told = [os.path.join(folder, f"{named}.yaml") for folder in folders]
-    # Hydra: from the program's own folder
-    told += [os.path.join("verl/trainer", inner) for inner in told]
+    candidates = [os.path.join(folder, f"{config_name}.yaml") for folder in folders]
+    # Hydra resolves paths relative to the program's folder
+    candidates += [os.path.join("verl/trainer", inner) for inner in candidates]
     start = Path(present.cwd).absolute()
-    # `$(pwd)` is the checkout's folder, in which the script lies
-    for where in (
+    # `$(pwd)` is the checkout, which contains the script's folder
+    for base in (
         start,
         *start.parents,
     ):
-        for inner in map(os.path.normpath, told):
-            if (text := _reader(where)(inner)) is not None:
+        for inner in map(os.path.normpath, candidates):
+            if (text := _reader(base)(inner)) is not None:
                 return replace(present, files={inner: text})
     raise SpecError(
-        f"{path.name} starts verl with {named}.yaml in {' or '.join(folders) or 'its own folder'}, which was not found from {present.cwd}",
+        f"{path.name} starts verl with {config_name}.yaml in {' or '.join(folders) or 'its own folder'}, which was not found from {present.cwd}",
         remedy="run this command on the machine that has that file, because the file contains settings that the command omits",
         field="FILE",
     )
@@ -165,17 +170,19 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
 def _launchers_files(
     present: PresentConfiguration, read: Callable[[str], str | None]
 ) -> dict[str, str]:
-    """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration,
-    by their names; without TRL's own and those that are not here."""
+    """Texts of the files of Accelerate and DeepSpeed that `trl grpo` uses, by name. Without files
+    bundled with TRL, and those that are not found."""
     documents = [document_of(name, text) for name, text in present.files.items()]
-    told = [
+    candidates = [
         each
         for key in LAUNCHERS_FILES
         for each in (present.option(key), *(one.get(key) for one in documents))
     ]
-    texts = {os.path.normpath(name): read(name) for name in told if isinstance(name, str)}
+    texts = {os.path.normpath(name): read(name) for name in candidates if isinstance(name, str)}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _reader(folder: Path) -> Callable[[str], str | None]:
+    """A function that reads a file relative to this folder; it returns None if the file is not
+    found."""
     return lambda name: text_in(folder / name)

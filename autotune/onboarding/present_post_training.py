@@ -1,7 +1,7 @@
-"""The `rl` and `rollout` of a draft, from the configuration of a program that post-trains.
+"""`rl` and `rollout` of a draft, from the configuration of a post-training program.
 
-A configuration says how long prompts and responses may be, not how long they are, and never how
-fast they are generated: these are asked for, with the log of a run as the short way.
+A configuration limits the lengths of prompts and responses, but does not give their actual lengths,
+nor the speed of generation. These are to be filled in, most easily from the log of a run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from autotune.trainers.post_training.logs import read_phases
 from autotune.trainers.present_configuration import Reading
 
 STAND_IN_RATE = 1000.0
+"""placeholder for the speed of generation, tokens per second per GPU"""
 SHARE = 0.25
-"""mean length of a draft as a share of the largest that may come, until it is filled in"""
+"""placeholder for the mean length, as a share of the maximum"""
 SPACES: dict[str, dict[str, Any]] = {
     "fsdp": {
         "cp": {"powers_of_two": [1, 8]},
@@ -36,17 +37,19 @@ SPACES: dict[str, dict[str, Any]] = {
         "sequence_parallel": [False, True],
     },
 }
-"""by the engine that trains"""
+"""search spaces by training engine"""
 SPEED = "tokens_per_s_per_gpu"
+"""key of the speed of generation"""
 LENGTHS = ("prompt_lengths", "response_lengths")
+"""keys of the lengths"""
 
 
 NO_TIME = 1e15
-"""tokens per second per GPU of a generation whose time is left out"""
+"""tokens per second per GPU that make the time of generation negligible"""
 
 
 def asked_of_post_training(reading: Reading) -> list[str]:
-    """What a person must fill in."""
+    """Keys that the user must fill in; empty without post-training."""
     if not reading.rl:
         return []
     missing = [] if "prompts" in reading.rl else ["rl.prompts"]
@@ -54,7 +57,7 @@ def asked_of_post_training(reading: Reading) -> list[str]:
 
 
 def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
-    """`rl`, `rollout` and the knobs that may differ, for a draft."""
+    """The entries `rl`, `rollout` and `knobs` of a draft; empty without post-training."""
     if not reading.rl:
         return ()
     rl = {name: value for name, value in reading.rl.items() if name not in LENGTHS}
@@ -64,20 +67,22 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
         name: {"mean": max(round(SHARE * most), 1), "max": most}
         for name, most in zip(LENGTHS, longest, strict=True)
     }
-    how = "fill in: prompt and response lengths, as mean and percentiles or as {log: run.log} from your own run"
-    speed = "fill in: generated tokens per second per GPU, or write `log: run.log` instead"
+    lengths_comment = "fill in: prompt and response lengths, as mean and percentiles or as {log: run.log} from your own run"
+    speed_comment = "fill in: generated tokens per second per GPU, or write `log: run.log` instead"
     tokens = rl.get("micro_batch_tokens")
     knobs = {"micro_batch_tokens": [tokens // 2, tokens, 2 * tokens]} if tokens else {}
     return filled(
-        Entry(key="rl", value={**rl, **lengths}, comment=how),
-        Entry(key="rollout", value={SPEED: STAND_IN_RATE, **reading.rollout}, comment=speed),
+        Entry(key="rl", value={**rl, **lengths}, comment=lengths_comment),
+        Entry(
+            key="rollout", value={SPEED: STAND_IN_RATE, **reading.rollout}, comment=speed_comment
+        ),
         Entry(key="knobs", value=knobs),
     )
 
 
 def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
-    """The space of a draft: what engines of that kind can run at all, and what is used today. The
-    trainer's own limits and the laws of a space leave out the rest."""
+    """The space of a draft: values that the engine supports, and the current ones. The trainer's
+    limits and the rules of a space exclude invalid configs."""
     engine = reading.rl.get("engine") or USUAL[trainer][0]
     packs = bool(reading.rl.get("micro_batch_tokens"))
     space: dict[str, Any] = dict(SPACES[engine])
@@ -87,16 +92,18 @@ def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
         space["ep"] = {"powers_of_two": [1, max(experts, 8)]}
     for name, values in space.items():
         if isinstance(values, list) and name in reading.knobs:
-            today = reading.knobs[name]
-            space[name] = [today] if name in reading.held else [*values, *({today} - set(values))]
+            current = reading.knobs[name]
+            space[name] = (
+                [current] if name in reading.held else [*values, *({current} - set(values))]
+            )
     return space
 
 
 def answered_by_log(
     document: Mapping[str, Any], text: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(`rl` and `rollout` of a draft with what a verl, NeMo-RL, OpenRLHF or TRL log says, the keys
-    that this answers)."""
+    """(`rl` and `rollout` of a draft with values from a log of verl, NeMo-RL, OpenRLHF or TRL; the
+    keys that need no longer be filled in)"""
     log = read_phases(text.splitlines())
     rl, rollout, answered = dict(document["rl"]), dict(document["rollout"]), []
     for key, which in zip(LENGTHS, ("prompt", "response"), strict=True):
@@ -116,29 +123,27 @@ def answered_by_log(
 def at_the_longest(
     document: Mapping[str, Any], open_keys: Iterable[str], seq_len: int | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(`rl` and `rollout` of a draft, with lengths that nobody told at their limit and without a
-    generation whose speed nobody told, what that assumes).
-
-    `seq_len`: tokens of the longest sequence, where the launch does not say them.
-    """
-    rl, rollout, assumed, asked = (
+    """(`rl` and `rollout` of a draft with unknown lengths at their limit, and without the time of
+    generation if its speed is unknown; sentences on what that assumes). `seq_len`: tokens of the
+    longest sequence, if the launch does not give them."""
+    rl, rollout, assumed, unknown = (
         dict(document["rl"]),
         dict(document["rollout"]),
         [],
         set(open_keys),
     )
-    limits = {key: rl[key]["max"] for key in LENGTHS if f"rl.{key}" in asked}
+    limits = {key: rl[key]["max"] for key in LENGTHS if f"rl.{key}" in unknown}
     if seq_len is not None and "prompt_lengths" in limits:
         limits["prompt_lengths"] = max(seq_len - rl["response_lengths"]["max"], 1)
     rl |= {key: {"mean": limit, "max": limit} for key, limit in limits.items()}
     if limits:
-        said = " and ".join(
+        assumption = " and ".join(
             f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items()
         )
         assumed.append(
-            f"{said}, which is the limit, so time and memory are upper bounds; pass --log to read the lengths from a run's log"
+            f"{assumption}, which is the limit, so time and memory are upper bounds; pass --log to read the lengths from a run's log"
         )
-    if f"rollout.{SPEED}" in asked:
+    if f"rollout.{SPEED}" in unknown:
         rollout[SPEED] = NO_TIME
         assumed.append(
             f"times exclude generation; pass --log to read generation times from a "
@@ -148,8 +153,8 @@ def at_the_longest(
 
 
 def present_post_training(reading: Reading, batch: int) -> PostTraining:
-    """What the configuration says, with stand-ins for what it does not: for a launch that is only
-    read again."""
+    """The configuration's post-training, with placeholders for what it does not give. For a launch
+    that is only written to be read again."""
     rl = {
         name: value
         for name, value in reading.rl.items()
@@ -160,7 +165,7 @@ def present_post_training(reading: Reading, batch: int) -> PostTraining:
     prompts = int(rl.pop("prompts", max(batch // responses, 1)))
     rl["mini_batches"] = max(prompts * responses // batch, 1)
     placement = reading.rl.get("placement") or {}
-    way = next((name for name in ("split", "async") if name in placement), "colocated")
+    placement_name = next((name for name in ("split", "async") if name in placement), "colocated")
     tp = int(reading.rollout.get("tp", 1))
     rl.setdefault("balance", next((balance for _, balance, _ in USUAL.values()), "batch"))
     return PostTraining(
@@ -169,8 +174,8 @@ def present_post_training(reading: Reading, batch: int) -> PostTraining:
         responses=responses,
         prompt_lengths=Lengths(values=(float(prompt),)),
         response_lengths=Lengths(values=(float(response),)),
-        placement=way,
-        rollout_gpus=placement[way][1] if placement else 0,
+        placement=placement_name,
+        rollout_gpus=placement[placement_name][1] if placement else 0,
         staleness=float(placement.get("staleness", 0.0)) if placement else 0.0,
         rollout=Rollout(
             tokens_per_s_per_gpu=((tp, STAND_IN_RATE),),
@@ -182,8 +187,8 @@ def present_post_training(reading: Reading, batch: int) -> PostTraining:
 
 
 def _longest(reading: Reading, seq_len: int) -> tuple[int, int]:
-    """(tokens of the longest prompt, of the longest response); half of the sequence each where
-    nothing tells."""
+    """(tokens of the longest prompt, tokens of the longest response); half of the sequence each if
+    the configuration gives none."""
     response: Any = reading.rl.get("response_lengths")
     prompt: Any = reading.rl.get("prompt_lengths")
     if response is None or (reading.seq_len is not None and response >= seq_len):

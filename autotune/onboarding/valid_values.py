@@ -12,14 +12,17 @@ from autotune.space import SearchSpace
 from autotune.spec import Study
 
 _OF_BATCH = ("micro_batch_size", "accumulation_steps", "world_sizes")
-"""which of their values are valid depends only on batch and cluster"""
+"""their valid values depend only on batch and cluster"""
 
 
 def with_valid_values(draft: Draft, study: Study) -> Draft:
     """The draft without values that no valid config has, except those of its baseline. `study`: the
     draft's study. Raises `InfeasibleError` if no config is valid."""
     asked = set(draft.fill_in)
-    if asked & {"cluster", "workload.global_batch_size"}:  # other values are valid for stand-ins
+    if asked & {
+        "cluster",
+        "workload.global_batch_size",
+    }:  # with placeholders for these, other values would be valid
         return draft
     space, today = SearchSpace.of_study(study), study.baseline
     listed = {
@@ -47,6 +50,7 @@ def _has(space: SearchSpace, name: str, value: Any) -> bool:
 
 
 def _listing(draft: Draft, name: str, values: Sequence[Any]) -> Draft:
+    """The draft with these values listed for a knob."""
     found = draft.at("space")
     if found is not None and isinstance(found.value, dict):
         return draft.put("space", replace(found, value={**found.value, name: list(values)}))

@@ -1,23 +1,23 @@
-"""A command by its parts: what stands before a program, the launchers of its ranks with their
-options, the program, and its arguments.
+"""Splits a command into its parts: wrappers, the launchers of its ranks with their options, the
+program, and its arguments.
 
     numactl -l srun --label bind.sh python -u -m pkg.train --lr 1
     ^ wrapper  ^ launcher   ^ carried      ^ module        ^ arguments
-    torchrun --nproc-per-node 8 train.py -- --lr 1           words behind `--` are arguments, too
-    litgpt pretrain --config job.py                          a command that nobody here knows: `litgpt pretrain`, and not the file that an option names
+    torchrun --nproc-per-node 8 train.py -- --lr 1           words after `--` are arguments, too
+    litgpt pretrain --config job.py                          an unknown command: its program is `litgpt pretrain`, not the file after an option
 
-Launchers of processes: torchrun, accelerate, deepspeed and those of `TASKS`, which start one
-process for each rank by themselves, or one for each node with another launcher behind them.
+Launchers of processes are torchrun, accelerate, deepspeed and those in `TASKS`. The latter start
+one process per rank themselves, or one per node that is another launcher.
 
-Console commands of libraries, written as the launch of a module that they are.
+Console commands of libraries are rewritten to the equivalent launch of a module:
 
     trl sft --num_processes 8 --lr 1            accelerate launch --num_processes 8 -m trl.scripts.sft --lr 1
     trl sft --accelerate_config zero2 --lr 1    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 -m trl.scripts.sft --lr 1
     NPROC_PER_NODE=8 swift sft --lr 1           NPROC_PER_NODE=8 torchrun --nproc-per-node 8 -m swift.cli.sft --lr 1
     tune run --nproc_per_node 8 full.py         torchrun --nproc_per_node 8 full.py
 
-Of TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`), which starts one process where neither
-`NPROC_PER_NODE` nor `NNODES` is set.
+Sources: TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`). ms-swift starts one process if
+neither `NPROC_PER_NODE` nor `NNODES` is set.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ LAUNCHERS = {
     "deepspeed": "deepspeed",
     "ds": "deepspeed",
 }
+"""launchers of ranks by the name of their command"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """A launcher that starts any command as many times as it is told."""
+    """A launcher that starts any command in a given number of processes."""
 
     total: tuple[str, ...] = ()
-    """its options of the number of processes"""
+    """options for the number of processes"""
     per_node: tuple[str, ...] = ()
-    """its options of the processes of a node"""
+    """options for the number of processes per node"""
     nodes: tuple[str, ...] = ()
-    """its options of the number of nodes"""
+    """options for the number of nodes"""
     elsewhere: tuple[str, ...] = ()
-    """its options of where processes run and where their output goes, of which an autotune trial
-    has its own"""
+    """options for where processes run and where their output goes; trials leave them out and set
+    their own"""
     start: tuple[str, ...] = ()
-    """how a trial on one node starts it; empty: autotune cannot tell it how many ranks a trial
-    has"""
+    """options with which a trial on one node sets the number of ranks; empty: autotune cannot set
+    it"""
 
 
 _SRUN = Tasks(
@@ -96,9 +97,10 @@ TASKS: Mapping[str, Tasks] = {
     "jsrun": Tasks(total=("n", "nrs")),
     **{name: Tasks() for name in ("lrun", "aprun", "ibrun", "flux submit", "torchx run", "ray job", "sky launch", "msrun", "bsub", "lightning run", "fabric run")},
 }  # fmt: skip
-"""launchers of any command, by name. Options: srun of Slurm 24, mpirun of Open MPI 5 and mpiexec of
-MPICH 4, horovodrun 0.28, flux-core 0.70, colossalai 0.5, composer 0.28. What jsrun and the others
-count are resource sets, components or jobs, which no number of ranks tells"""
+"""launchers of any command, by name. Sources of the options: srun of Slurm 24, mpirun of Open MPI 5
+and mpiexec of MPICH 4, horovodrun 0.28, flux-core 0.70, colossalai 0.5, composer 0.28. jsrun and
+the last ones count resource sets, components or jobs, from which the number of ranks does not
+follow"""
 _FLAGS = frozenset({
     "standalone", "no_python", "run_path", "no_ssh", "use_env", "multi_gpu", "cpu", "use_deepspeed",
     "use_fsdp", "tpu", "quiet", "q", "debug", "save_bytecode", "m", "module", "label", "l",
@@ -110,7 +112,7 @@ _FLAGS = frozenset({
     "dynamo_use_dynamic", "same_network", "no_capture_output", "live_stream", "frozen", "locked",
     "no_sync", "isolated", "offline", "",
 })  # fmt: skip
-"""options of launchers and wrappers that have no value"""
+"""options of launchers and wrappers that take no value"""
 _WRAPPERS = frozenset({
     "env", "exec", "time", "nohup", "sudo", "nice", "ionice", "stdbuf", "numactl", "taskset",
     "timeout", "nsys", "ncu", "rocprof", "rocprofv3", "catchsegv", "strace", "conda", "mamba",
@@ -120,18 +122,18 @@ _WRAPPERS = frozenset({
     "scalene", "py-spy", "viztracer", "kernprof", "memray", "coverage", "gdb", "bash", "sh", "zsh",
     "source", ".", "eval",
 })  # fmt: skip
-"""programs that start another one"""
+"""programs that start another program"""
 _OF_NO_EFFECT = frozenset({
     "env", "exec", "time", "nohup", "catchsegv", "setsid", "unbuffer", "script", "command",
     "builtin", "watch", "ts", "bash", "sh", "zsh", "source", ".", "eval",
 })  # fmt: skip
-"""those without which the program runs the same"""
+"""wrappers that do not change how the program runs"""
 _OF_THE_SHELL = re.compile(
     r":|echo|printf|cat|tee|cd|mkdir|rm|cp|mv|ln|ls|export|set|unset|sleep|pip3?|git|wget|curl|tar|unzip|touch|module|ulimit|trap|wait|kill|pkill|grep|sed|awk|"
     r"test|\[|\[\[|read|exit|return|apt(-get)?|yum|nvidia-smi|rocm-smi|huggingface-cli|hf|aws|gsutil|gcloud|ssh|scp|rsync|make|cmake|date|hostname|chmod|find|xargs|"
     r"declare|local|let|true|false|shift|getopts|sudo|wandb|tensorboard|ray|sbatch|scontrol|squeue|pdsh|dsh"
 )
-"""commands that train nothing"""
+"""commands that are no training"""
 _SUBSTITUTED = re.compile(
     r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|command -v) ([\w.-]+)`$"
 )
@@ -140,16 +142,16 @@ _PYTHON_FLAGS = (
 )  # fmt: skip
 _NAMED_PYTHON = re.compile(r"^\$\{?\w*PY\w*\}?$", re.IGNORECASE)
 _OPEN = re.compile(r"^\$|^`")
-"""a word that only the shell can compute"""
+"""matches a word that only the shell can compute"""
 
 
 class Launcher(NamedTuple):
-    """A launcher of a command."""
+    """A launcher in a command."""
 
     name: str
-    """one of `LAUNCHERS`' values or of `TASKS`"""
+    """a value of `LAUNCHERS` or a key of `TASKS`"""
     words: tuple[str, ...]
-    """its options, as they are written"""
+    """its options as they are written"""
 
 
 @final
@@ -158,7 +160,7 @@ class CommandParts:
     """The parts of a command."""
 
     launchers: tuple[Launcher, ...]
-    """the outermost first"""
+    """from the outermost to the innermost"""
     carried: tuple[str, ...]
     """words between the last launcher's options and the program: wrapper scripts, an interpreter"""
     program: str
@@ -168,15 +170,15 @@ class CommandParts:
     """whether it is a Python program, or one of `COMMANDS`"""
     arguments: tuple[str, ...]
     behind_python: tuple[str, ...] = ()
-    """words between the interpreter and the program: Python's own options, and `-m` with the
+    """words between the interpreter and the program: Python's own options, and `-m` with a
     launcher's module"""
     wrapped: tuple[str, ...] = ()
-    """words before the launchers that start another program with an effect on it: `numactl -l`,
-    `conda run -n train`, `sudo -E`, `bind.sh`"""
+    """words before the launchers that change how the program runs: `numactl -l`, `conda run -n
+    train`, `sudo -E`, `bind.sh`"""
 
 
 def parts_of(words: Sequence[str]) -> CommandParts | None:
-    """The parts; None for a command that starts no program of training."""
+    """The parts of a command; None if it does not start a training program."""
     words = as_module(_submitted([_plain(word) for word in words]))
     found = _parts_of(words)
     if found is None:
@@ -193,17 +195,16 @@ def parts_of(words: Sequence[str]) -> CommandParts | None:
 
 
 def _submitted(words: list[str]) -> list[str]:
-    """The command that a Python program is told to submit, behind `--`: `python submit.py --gpus 8
-    -- accelerate launch train.py`; else the words themselves."""
+    """The command after `--` that a Python program submits: `python submit.py --gpus 8 --
+    accelerate launch train.py`. Any other command is returned unchanged."""
     at = words.index("--") if "--" in words else len(words)
-    behind = words[at + 1 :]
-    submits = (
-        behind and _starts_ranks(behind, 0) and any(word.endswith(".py") for word in words[:at])
-    )
-    return behind if submits else words
+    after = words[at + 1 :]
+    submits = after and _starts_ranks(after, 0) and any(word.endswith(".py") for word in words[:at])
+    return after if submits else words
 
 
 def _starts_ranks(words: Sequence[str], at: int) -> bool:
+    """Whether a launcher or a Python interpreter is at this position."""
     base = words[at].rpartition("/")[2]
     return (
         base in LAUNCHERS
@@ -219,18 +220,18 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
     while at < len(words):
         word = words[at]
         base = word.rpartition("/")[2]
-        two = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
-        if two in COMMANDS:
-            return _parts(launchers, carried, two, words[at + 2 :])
-        if two == "ray job" and words[at + 2 : at + 3] == ["submit"] and "--" in words[at:]:
+        two_words = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
+        if two_words in COMMANDS:
+            return _parts(launchers, carried, two_words, words[at + 2 :])
+        if two_words == "ray job" and words[at + 2 : at + 3] == ["submit"] and "--" in words[at:]:
             end = words.index("--", at)
-            launchers.append(Launcher(two, tuple(words[at + 3 : end])))
+            launchers.append(Launcher(two_words, tuple(words[at + 3 : end])))
             at = end + 1
             continue
-        if name := _tasks(base, two):
-            at, told = _options(words, at + len(name.split()), launched=True)
-            parted = [part for word in told for part in _short(word)]
-            launchers.append(Launcher(name, tuple(parted)))
+        if name := _tasks(base, two_words):
+            at, options = _options(words, at + len(name.split()), launched=True)
+            split = [part for word in options for part in _short(word)]
+            launchers.append(Launcher(name, tuple(split)))
             carried = []
         elif name := LAUNCHERS.get(base, ""):
             begin = at + (2 if name == "accelerate" and words[at + 1 : at + 2] == ["launch"] else 1)
@@ -258,7 +259,7 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
                 found = _parts(launchers, carried, words[at], words[at + 1 :], is_known=is_file)
             return replace(found, behind_python=tuple(flags)) if found else None
         elif " " in word:
-            return None  # a command in a text is read for itself
+            return None  # a quoted command is parsed separately
         elif word.endswith(".py"):
             return _parts(launchers, carried, word, words[at + 1 :])
         elif re.match(r"[A-Za-z_]\w*\+?=", word) or word.startswith("-"):
@@ -267,15 +268,15 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
             base in _WRAPPERS
             or _is_script(base)
             or base.endswith((".sif", ".sqsh", ".img"))
-            or _at_value(words, at)
+            or _may_be_value(words, at)
         ):
             is_script = _is_script(base)
-            if is_script and not _leads_on(words[at + 1 :]):
+            if is_script and not _has_program(words[at + 1 :]):
                 return _parts(launchers, carried, word, words[at + 1 :], is_known=False)
             if is_script or launchers:
                 carried.append(word)
             at += 1
-        elif _leads_on(words[at + 1 :]) and _OPEN.match(word):
+        elif _has_program(words[at + 1 :]) and _OPEN.match(word):
             carried.append(word)
             at += 1
         elif _OF_THE_SHELL.fullmatch(base):
@@ -289,24 +290,31 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
 
 
 def _is_script(word: str) -> bool:
+    """Whether a word is the name of a shell script."""
     return word.endswith((".sh", ".bash"))
 
 
-def _at_value(words: Sequence[str], at: int) -> bool:
-    """Whether the word stands behind an option of a wrapper, whose value it may be: `numactl
-    --membind 0`, `docker run --gpus all image`."""
+def _may_be_value(words: Sequence[str], at: int) -> bool:
+    """Whether the word may be the value of a wrapper's option: `numactl --membind 0`, `docker run
+    --gpus all image`."""
     wrapped = any(word.rpartition("/")[2] in _WRAPPERS for word in words[:at])
-    return wrapped and _leads_on(words[at + 1 :])
+    return wrapped and _has_program(words[at + 1 :])
 
 
-def _leads_on(words: Sequence[str]) -> bool:
-    """Whether a launcher, an interpreter or a Python file that no option names comes behind."""
+def _has_program(words: Sequence[str]) -> bool:
+    """Whether a launcher, an interpreter, or a Python file that is not the value of an option
+    follows."""
     for at, word in enumerate(words):
         base = word.rpartition("/")[2]
-        two = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
+        two_words = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
         before = words[at - 1] if at else ""
         is_value = before.startswith("-") and "=" not in before and _name(before) not in _FLAGS
-        if two in COMMANDS or base in LAUNCHERS or _is_python(base) or _tasks(base, two):
+        if (
+            two_words in COMMANDS
+            or base in LAUNCHERS
+            or _is_python(base)
+            or _tasks(base, two_words)
+        ):
             return not is_value
         if word.endswith(".py") and not (is_value or word.startswith("-")):
             return True
@@ -316,12 +324,15 @@ def _leads_on(words: Sequence[str]) -> bool:
 def _launched(
     launchers: list[Launcher], name: str, words: Sequence[str], begin: int
 ) -> CommandParts | None:
-    """The program behind a launcher of ranks, whose options begin there."""
-    at, told = _options(words, begin, launched=False)
+    """The parts of a command after a launcher of ranks whose options begin at `begin`; None without
+    a program."""
+    at, options = _options(words, begin, launched=False)
     if at >= len(words):
         return None
-    flags = {word.lstrip("-").replace("-", "_") for word in told}
-    launchers.append(Launcher(name, tuple(word for word in told if word not in ("-m", "--module"))))
+    flags = {word.lstrip("-").replace("-", "_") for word in options}
+    launchers.append(
+        Launcher(name, tuple(word for word in options if word not in ("-m", "--module")))
+    )
     program, is_module = words[at], bool({"m", "module"} & flags)
     is_python = not _OPEN.match(program) if is_module else program.endswith(".py")
     is_known = is_python and "no_python" not in flags
@@ -329,16 +340,16 @@ def _launched(
 
 
 def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tuple[str, ...]]:
-    """(where the options of a launcher end, these options). `launched`: whether it starts any
-    command."""
+    """(index after a launcher's options, these options). `launched`: whether the launcher starts
+    any command, not only Python programs."""
     begin = at
     while at < len(words):
         word = words[at]
         if word == "--":
             return at + 1, tuple(words[begin:at])
         if not word.startswith("-"):
-            if _OPEN.match(word) and _leads_on(words[at + 1 :]) and not launched:
-                at += 1  # `torchrun $ARGS train.py`: what the shell alone knows
+            if _OPEN.match(word) and _has_program(words[at + 1 :]) and not launched:
+                at += 1  # `torchrun $ARGS train.py`: options that only the shell can compute
                 continue
             break
         name = _name(word)
@@ -348,7 +359,7 @@ def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tup
             and name not in _FLAGS
             and following
             and not following.startswith("-")
-            and not _begins(following)
+            and not _begins_command(following)
         )
         is_short_with_value = re.fullmatch(r"-[A-Za-z]\d+", word) is not None
         at += 2 if has_value and not is_short_with_value else 1
@@ -358,17 +369,18 @@ def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tup
 
 
 def _name(option: str) -> str:
+    """An option's name without dashes and value, words joined by underscores."""
     return option.lstrip("-").partition("=")[0].replace("-", "_")
 
 
 def _short(word: str) -> tuple[str, ...]:
-    """A short option and the number that is written without a space behind it: `-n8`."""
+    """Splits a short option from a number written directly after it: `-n8`."""
     found = re.fullmatch(r"(-[A-Za-z])(\d+)", word)
     return (found[1], found[2]) if found else (word,)
 
 
-def _begins(word: str) -> bool:
-    """Whether a word begins the command behind a launcher's options."""
+def _begins_command(word: str) -> bool:
+    """Whether a word begins the command after a launcher's options."""
     base = word.rpartition("/")[2]
     return (
         word.endswith((".py", ".sh"))
@@ -380,14 +392,17 @@ def _begins(word: str) -> bool:
 
 
 def _tasks(base: str, two: str) -> str:
+    """The key of `TASKS` that the one or two words are; empty if there is none."""
     return next((name for name in (base, two) if name in TASKS), "")
 
 
 def _is_python(base: str) -> bool:
+    """Whether a word is a Python interpreter, or a variable named like one: `$PYTHON`."""
     return INTERPRETER.fullmatch(base) is not None or _NAMED_PYTHON.match(base) is not None
 
 
 def _plain(word: str) -> str:
+    """The command name in `$(which torchrun)`; any other word unchanged."""
     found = _SUBSTITUTED.match(word)
     return (found[1] or found[2]) if found else word
 
@@ -415,9 +430,11 @@ _MODULES: Mapping[str, str] = {
     **{f"trl {name}": f"trl.scripts.{name}" for name in ("sft", "dpo")},
     **{f"swift {name}": f"swift.cli.{name}" for name in ("sft", "pt")},
 }
+"""modules of libraries' console commands"""
 SWIFT = frozenset(module for module in _MODULES.values() if module.startswith("swift."))
+"""modules of ms-swift"""
 RANKS_OF_SWIFT = "NPROC_PER_NODE"
-"""the variable that says how many ranks of a node ms-swift starts"""
+"""variable for the number of ranks per node that ms-swift starts"""
 _OF_ACCELERATE = re.compile(
     r"--(num_processes|num_machines|machine_rank|main_process_ip|main_process_port|mixed_precision)"
 )
@@ -425,11 +442,15 @@ _OF_ACCELERATE = re.compile(
 
 def as_module(words: Sequence[str]) -> list[str]:
     """The command with a library's console command replaced by the launch of its module; any other
-    as it is."""
+    command unchanged."""
     for at, (word, following) in enumerate(pairwise(words)):
         if (word.rpartition("/")[2], following) == ("tune", "run"):
             return [*words[:at], "torchrun", *words[at + 2 :]]
-        if (word, following) == ("uv", "run") and "-m" in words and not _leads_on(words[at + 2 :]):
+        if (
+            (word, following) == ("uv", "run")
+            and "-m" in words
+            and not _has_program(words[at + 2 :])
+        ):
             by_module = words.index("-m")
             return [*words[:by_module], "python", *words[by_module:]]
         module = _MODULES.get(f"{word.rpartition('/')[2]} {following}")
@@ -437,13 +458,14 @@ def as_module(words: Sequence[str]) -> list[str]:
             before, behind = list(words[:at]), list(words[at + 2 :])
             if module in SWIFT:
                 return [*before, "torchrun", "-m", module, *behind]
-            of_launcher, of_program = _parted(behind)
+            of_launcher, of_program = _split_accelerate(behind)
             return [*before, "accelerate", "launch", *of_launcher, "-m", module, *of_program]
     return list(words)
 
 
-def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words behind TRL's command: (accelerate's, its program's)."""
+def _split_accelerate(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits the words after TRL's command into (accelerate's options, arguments of the
+    program)."""
     of_launcher: list[str] = []
     of_program: list[str] = []
     queue = list(words)
@@ -453,9 +475,9 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if name == "--accelerate_config":
             if not sign:
                 value = queue.pop(0) if queue else ""
-            # what the command says itself comes last, and counts
+            # the command's own options come last, because the last one of a name counts
             of_launcher = [
-                *_of_config(value),
+                *_accelerate_options(value),
                 *of_launcher,
             ]
         elif _OF_ACCELERATE.fullmatch(name):
@@ -466,9 +488,9 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return of_launcher, of_program
 
 
-def _of_config(name: str) -> list[str]:
-    """accelerate's options for what `--accelerate_config` names: one of the configurations that TRL
-    ships, or a file."""
+def _accelerate_options(name: str) -> list[str]:
+    """accelerate's options for the value of `--accelerate_config`: one of the configurations
+    bundled with TRL, or a file."""
     from autotune.trainers.trl.launchers import ACCELERATE
 
     if name not in ACCELERATE:

@@ -1,18 +1,17 @@
-"""What the options of a script are given by a launch, whichever of its names an option is written
-by.
+"""Assigns a launch's arguments to the options of its script, under any of an option's names.
 
 -b 256, -b256, -b=256       parser.add_argument("-b", "--batch-size")
---batch 256                 the same, where no other option begins so
--vb256                      two options, of which the first is a flag
---amp images                a flag, and what stands for itself
+--batch 256                 the same, if no other option begins like this
+-vb256                      two options; the first one is a flag
+--amp images                a flag, and a positional argument
 
-The options of a script as its own parser said them when it ran (`autotune init --run`), beside
-those that were read of its source.
+Also merges options that were read from the code with those that the script's own parser reported
+when it ran (`autotune init --run`):
 
-settings said     Hydra's or OmegaConf's, as they were composed: these alone, because the command sets any of them
-read and said     what was read, with the parser's default
-said alone        added: all where nothing was read, else those for which nothing that was read stands
-read alone        stays
+settings reported   by Hydra or OmegaConf: only these count, because the command can set any of them
+read and reported   as read, with the reported default
+only reported       added if nothing was read, or if no other option sets the same knob
+only read           kept
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from autotune.spec.texts.usual_names import FINDS_BATCH, TRACKERS
 
 
 def named(arguments: Sequence[Argument], options: Sequence[ScriptOption]) -> Iterator[Argument]:
-    """The arguments by the names of the script's options; `no_` before it where a flag is switched
-    off."""
+    """The arguments under the names of the script's options; with `no_` before the name if a flag
+    is switched off. Positional arguments are assigned in the parser's order."""
     spelled: dict[str, tuple[str, ScriptOption]] = {}
     for option in options:
         is_off = option.kind == "flag" and option.on is None and not option.prefix
@@ -40,32 +39,33 @@ def named(arguments: Sequence[Argument], options: Sequence[ScriptOption]) -> Ite
             spelled.setdefault(name, (f"no_{option.name}" if is_off else option.name, option))
         if isinstance(option.off, str) and option.off.startswith("-"):
             spelled.setdefault(option.off, (f"no_{option.name}", option))
-    places = [option for option in options if option.is_positional]
-    parted = [part for argument in arguments for part in _parted(argument, spelled)]
-    words = sum(len(part.values) for part in parted if not part.name)
-    for part in parted:
+    positionals = [option for option in options if option.is_positional]
+    split = [part for argument in arguments for part in _split(argument, spelled)]
+    remaining = sum(len(part.values) for part in split if not part.name)
+    for part in split:
         if part.name or not part.values:
             yield part
             continue
         for value in part.values:
-            needed = sum(option.is_required for option in places[1:])
-            while places and not places[0].is_required and words <= needed:
-                places.pop(0)
-            name = places[0].name if places else ""
-            if places and (places[0].takes == 1 or words - 1 <= needed):
-                places.pop(0)
-            words -= 1
+            required = sum(option.is_required for option in positionals[1:])
+            while positionals and not positionals[0].is_required and remaining <= required:
+                positionals.pop(0)
+            name = positionals[0].name if positionals else ""
+            if positionals and (positionals[0].takes == 1 or remaining - 1 <= required):
+                positionals.pop(0)
+            remaining -= 1
             yield Argument(name, (value,), (value,))
 
 
-def _parted(
+def _split(
     argument: Argument, spelled: Mapping[str, tuple[str, ScriptOption]]
 ) -> Iterator[Argument]:
-    """An argument by its option's name, and what stands behind the values of that option."""
+    """Splits one argument into its options by name, and the positional arguments after their
+    values."""
     if not argument.name:
         yield argument
         return
-    word, more = argument.words[0], argument.words[1:]
+    word, rest = argument.words[0], argument.words[1:]
     flag, sign, value = word.partition("=")
     flags: list[Argument] = []
     while flag not in spelled and flag[:2] in spelled and not flag.startswith("--"):
@@ -82,34 +82,34 @@ def _parted(
         return
     name, option = found
     yield from flags
-    inside = len(more) if option.takes is None else max(0, option.takes - bool(sign))
-    values = ((value,) if sign else ()) + more[:inside]
-    yield Argument(name, values, (word, *more[:inside]))
-    if more[inside:]:
-        yield Argument("", more[inside:], more[inside:])
+    taken = len(rest) if option.takes is None else max(0, option.takes - bool(sign))
+    values = ((value,) if sign else ()) + rest[:taken]
+    yield Argument(name, values, (word, *rest[:taken]))
+    if rest[taken:]:
+        yield Argument("", rest[taken:], rest[taken:])
 
 
 def _abbreviated(
     flag: str, spelled: Mapping[str, tuple[str, ScriptOption]]
 ) -> tuple[str, ScriptOption] | None:
-    """The one option that begins so; else None."""
+    """(name, option) of the only option that begins with the flag; or else None."""
     if not flag.startswith("--"):
         return None
-    same = (
+    equal_names = (
         found for name, found in spelled.items() if name.replace("_", "-") == flag.replace("_", "-")
     )
-    if exact := next(same, None):
+    if exact := next(equal_names, None):
         return exact
-    begun = {
+    candidates = {
         found[0]: found
         for name, found in spelled.items()
         if name.startswith(flag) and found[1].is_abbreviated
     }
-    return next(iter(begun.values())) if len(begun) == 1 else None
+    return next(iter(candidates.values())) if len(candidates) == 1 else None
 
 
 def _undeclared(name: str, flag: str, argument: Argument) -> ScriptOption:
-    """An option of no known declaration, by what it is given."""
+    """An option that is not declared, with its kind taken from the value that the launch passes."""
     if not argument.values:
         return ScriptOption(name=name, kind="flag", on=flag, given=True)
     value = _value(argument, "")
@@ -125,14 +125,14 @@ def _undeclared(name: str, flag: str, argument: Argument) -> ScriptOption:
 def with_given(
     options: Sequence[ScriptOption], arguments: Sequence[Argument]
 ) -> Iterator[ScriptOption]:
-    """The script's options with the values that they are given; and options of no known declaration
-    that stand for a knob."""
+    """The script's options with the values that the launch passes, and passed options that are not
+    declared but set a knob."""
     given: Mapping[str, Argument] = {argument.name: argument for argument in arguments}
     for option in options:
-        found = given.get(option.name) or given.get(option.name.rpartition(".")[2])
+        argument_passed = given.get(option.name) or given.get(option.name.rpartition(".")[2])
         negated = given.get(f"no_{option.name}")
-        if found is not None:
-            yield replace(option, given=_value(found, option.kind))
+        if argument_passed is not None:
+            yield replace(option, given=_value(argument_passed, option.kind))
         elif negated is not None and option.kind == "flag":
             yield replace(option, given=False)
         else:
@@ -151,11 +151,13 @@ def with_given(
 
 
 def _is_switched_off(option: ScriptOption) -> bool:
+    """Whether trials switch the option off: automatic batch sizes and trackers."""
     name = option.name.rpartition(".")[2]
     return FINDS_BATCH.fullmatch(name) is not None or TRACKERS.fullmatch(name) is not None
 
 
 def _value(argument: Argument, kind: str) -> Any:
+    """The value that the launch passes; True for a flag."""
     if not argument.values:
         return True
     value = typed(argument.values[0])
@@ -163,17 +165,17 @@ def _value(argument: Argument, kind: str) -> Any:
 
 
 Said = Sequence[Mapping[str, Any]]
-"""the options of a parser, as the probe reports them (`parsed_options`)"""
+"""options that a program's parser reported, as the probe returns them (`parsed_options`)"""
 _ACTIONS = {"_StoreTrueAction": "store_true", "_StoreFalseAction": "store_false"}
 _OF_TRAINER = {MICRO_BATCH, "logging_steps", "save_strategy"}
-"""options of a program that hands them to transformers' Trainer"""
+"""options of a program that passes them to transformers' Trainer"""
 
 
 def with_said(script: Script, said: Said) -> Script:
-    """The script with what its parser said."""
-    parser = next((told["parser"] for told in reversed(said)), "")
-    if composed := [told for told in said if told["action"] == _OVERRIDE]:
-        options = tuple(said_options(composed))
+    """The script with the options that its parser reported when it ran."""
+    parser = next((report["parser"] for report in reversed(said)), "")
+    if settings_reported := [report for report in said if report["action"] == _OVERRIDE]:
+        options = tuple(said_options(settings_reported))
         return replace(script, options=options, overridden="", parser=parser, written=None)
     if not said or script.overridden or script.parser == "configurator":
         return script
@@ -191,30 +193,33 @@ def with_said(script: Script, said: Said) -> Script:
 
 
 def said_options(said: Said) -> Iterator[ScriptOption]:
-    """The options as those of a script."""
+    """The reported options as options of a script."""
     return (_setting(told) if told["action"] == _OVERRIDE else _option(told) for told in said)
 
 
 def _overruled(option: ScriptOption, said: ScriptOption | None) -> ScriptOption:
+    """The option with the reported default, if that differs."""
     if said is None or not said.is_said or said.default == option.default:
         return option
     if said.default is None and option.name.startswith("trainer."):
-        return option  # Lightning's own default, which it takes for None
+        return option  # None means Lightning's own default
     if option.kind == "flag" and not said.default and not option.default:
-        return option  # None is as good as False
+        return option  # None means the same as False
     return replace(option, default=said.default, computed="", is_said=True)
 
 
 def _in_places(options: Sequence[ScriptOption], order: list[str]) -> tuple[ScriptOption, ...]:
-    """The options, those that are told by their place in the parser's order."""
-    places = [option for option in options if option.is_positional]
-    places.sort(key=lambda option: order.index(option.name) if option.name in order else -1)
-    return (*(option for option in options if not option.is_positional), *places)
+    """The options, with positional ones last and in the parser's order."""
+    positionals = [option for option in options if option.is_positional]
+    positionals.sort(key=lambda option: order.index(option.name) if option.name in order else -1)
+    return (*(option for option in options if not option.is_positional), *positionals)
 
 
 def _added(
     read: Sequence[ScriptOption], said: Mapping[str, ScriptOption]
 ) -> Iterator[ScriptOption]:
+    """Reported options that were not read and set a knob that no other option sets, or are
+    positional; all of them if nothing was read."""
     names = {option.name for option in read}
     known = {meaning.target for option in read if (meaning := meaning_of(option)) is not None}
     for option in said.values():
@@ -224,43 +229,46 @@ def _added(
             yield option
 
 
-def _setting(told: Mapping[str, Any]) -> ScriptOption:
-    """A setting that the command may override: `optim.lr=0.1`."""
-    name, value = told["dest"], told.get("value")
-    kind = KINDS.get(told["type"], "text")
+def _setting(report: Mapping[str, Any]) -> ScriptOption:
+    """A setting of a file that the command may override: `optim.lr=0.1`."""
+    name, value = report["dest"], report.get("value")
+    kind = KINDS.get(report["type"], "text")
     option = ScriptOption(name=name, prefix=f"{name}=", kind=kind, is_said=True)
-    own = replace(option, given=value) if told["given"] else replace(option, default=value)
-    return replace(own, on="true", off="false") if kind == "flag" else own
+    with_value = replace(option, given=value) if report["given"] else replace(option, default=value)
+    return replace(with_value, on="true", off="false") if kind == "flag" else with_value
 
 
-def _option(told: Mapping[str, Any]) -> ScriptOption:
-    names, dest, nargs = list(told["names"]) or [told["dest"]], told["dest"], told["nargs"]
-    action = _ACTIONS.get(told["action"], "store_const" if nargs == 0 else "")
-    if told["action"] == "BooleanOptionalAction":
+def _option(report: Mapping[str, Any]) -> ScriptOption:
+    """A reported option of argparse as an option of a script."""
+    names, dest, nargs = list(report["names"]) or [report["dest"]], report["dest"], report["nargs"]
+    action = _ACTIONS.get(report["action"], "store_const" if nargs == 0 else "")
+    if report["action"] == "BooleanOptionalAction":
         names = [name for name in names if not name.startswith("--no-")] or names
-        action = told["action"]
-    # what it has without a word of the command: a file may have set it
-    default = told.get("default" if told["given"] else "value", told.get("default"))
-    of = str(told["type"])
+        action = report["action"]
+    # the value if the command does not pass one: a file may have set it
+    default = report.get("default" if report["given"] else "value", report.get("default"))
+    type_name = str(report["type"])
     known = ScriptOption(
         name="",
         default=default if default != _SUPPRESSED else None,
-        choices=tuple(told.get("choices") or ()),
-        is_required=told["required"],
-        is_said=not told.keys().isdisjoint(("default", "value")),
+        choices=tuple(report.get("choices") or ()),
+        is_required=report["required"],
+        is_said=not report.keys().isdisjoint(("default", "value")),
     )
     option = argparse_option(
         names,
         dest=dest,
         action=action,
-        kind=KINDS.get(of, "flag" if "bool" in of.lower() else kind_of(told.get("value"))),
+        kind=KINDS.get(
+            type_name, "flag" if "bool" in type_name.lower() else kind_of(report.get("value"))
+        ),
         nargs=1 if nargs is None else nargs,
         known=known,
     )
-    return replace(option, off=told["off"]) if "off" in told else option
+    return replace(option, off=report["off"]) if "off" in report else option
 
 
 _OVERRIDE = "override"
-"""what sets `name=value` on settings of a file or of code, in the place of an action of argparse"""
+"""reported in place of an argparse action for settings that `name=value` overrides"""
 _SUPPRESSED = "==SUPPRESS=="
-"""argparse's word for no default"""
+"""argparse's value for no default"""

@@ -1,8 +1,9 @@
-"""`autotune init` of a launch script: the draft of the program that it starts, as it starts it.
+"""The draft that `autotune init` writes for a launch script, by the program that the script starts.
 
-A program of settings (LLaMA-Factory, axolotl) has the draft of its settings. Any other has that of
-its Python file, which is looked for beside the script and above; its options have the values that
-the script gives them. Where it is not found, what the script gives is all that is known.
+For a program that is configured by a settings file (LLaMA-Factory, axolotl) it is the draft of its
+settings. For any other program it is that of its Python file, which is looked for next to the
+script and in the folders above; its options have the values that the script passes. If the file is
+not found, only the options that the script passes are known.
 """
 
 from __future__ import annotations
@@ -69,39 +70,44 @@ SAY_IT = (
     "pass the program's settings as options: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
     "-- torchrun --nproc-per-node 8 train.py"
 )
-"""how to have a launch reviewed whose settings nobody here reads"""
+"""remedy for a program whose settings autotune cannot read"""
 _DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config")
-"""options that name the file of DeepSpeed's settings"""
+"""options that name DeepSpeed's settings file"""
 _ABOVE = 3
-"""folders above the script in which its program is looked for"""
+"""number of folders above the script in which its program is looked for; also the depth to which
+scripts that start scripts are followed"""
 _FILES = (".yaml", ".yml", ".json")
 _ONE_TASK_A_RANK = ("srun", "mpirun", "mpiexec")
-"""launchers whose ranks torchrun can start, because programs that read their variables mostly read
+"""launchers that torchrun can replace, because programs that read their variables mostly read
 torchrun's, too"""
 
 
 def started_through(text: str, path: Path, depth: int = 0) -> Started | None:
-    """What a text of commands starts (`started_by`), and what a shell script that it starts does in
-    its place: `srun ./train.sh 8`, `NNODES=1 bash train.sh`. `path`: where the text lies."""
+    """The program that a shell text starts (`started_by`). If that is another shell script, the
+    program that this script starts, with the arguments and variables passed to it: `srun ./train.sh
+    8`, `NNODES=1 bash train.sh`. `path`: the file with the text. None if the text starts no
+    program."""
     started = started_by(text) or started_by(text, scripts=True)
     if started is None or started.is_known or depth == _ABOVE:
         return started
-    beside = path.resolve().parent
-    name = started.program.replace(OF_SCRIPT, str(beside))
-    places = (base / name for base in (beside, *beside.parents[:_ABOVE]))
+    folder_of_text = path.resolve().parent
+    name = started.program.replace(OF_SCRIPT, str(folder_of_text))
+    places = (base / name for base in (folder_of_text, *folder_of_text.parents[:_ABOVE]))
     file = next((each for each in places if each.suffix in SHELL_SCRIPTS and each.is_file()), None)
     if file is None:
         return started_by(text)
-    told = commands_of(text).exported.items()
-    begin = [f"export {name}={shlex.quote(value)}" for name, value in told if is_plain(value)]
-    asked = [line for line in text.splitlines() if line.startswith("#SBATCH")]
-    given = "; ".join((*begin, f"set -- {shlex.join(started.words)}"))
+    exported = commands_of(text).exported.items()
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in exported if is_plain(value)]
+    slurm_lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    preamble = "; ".join((*exports, f"set -- {shlex.join(started.words)}"))
     inner = started_through(
-        "\n".join((f"{given}; {read_present(file).files[file.name]}", *asked)), file, depth + 1
+        "\n".join((f"{preamble}; {read_present(file).files[file.name]}", *slurm_lines)),
+        file,
+        depth + 1,
     )
     if inner is None:
         return started_by(text)
-    inner = placed(inner, file, beside)
+    inner = placed(inner, file, folder_of_text)
     inner = replace(inner, folder=inner.folder.replace(OF_SCRIPT, str(file.parent)))
     if inner.launcher == "python" and started.launcher in TASKS:
         inner = replace(
@@ -122,9 +128,9 @@ def started_through(text: str, path: Path, depth: int = 0) -> Started | None:
 def started_draft(
     started: Started, path: Path, place: Place, *, model: str | None, folder: Path, said: Said = ()
 ) -> Draft:
-    """The draft of what the script at `path` starts; `folder`: of the spec; `said`: what the
-    program's parser said as it ran. Raises `SpecError` for a program that is no Python, and for a
-    launcher that autotune cannot tell how many ranks a trial has."""
+    """The draft for the program that the script at `path` starts. `folder`: the folder of the spec;
+    `said`: option defaults reported by the program's own parser. Raises `SpecError` for a program
+    that is not Python, and for a launcher whose number of ranks autotune cannot set."""
     started = _by_torchrun(started, place)
     _refuse_unknown(started, path, place)
     where = where_it_runs(path, started)
@@ -143,37 +149,40 @@ def started_draft(
         draft = draft.edited("trainer.cwd", comment="fill in: the folder where the program runs")
     words = (started.program, *started.carried, *started.words)
     if open_words := [word for word in words if not is_plain(word)]:
-        named = ", ".join(open_words)
-        draft = draft.noting(f"only the shell can compute {named}; write the values into argv")
+        listed = ", ".join(open_words)
+        draft = draft.noting(f"only the shell can compute {listed}; write the values into argv")
         draft = draft.asking("trainer.argv")
     draft = _with_python(draft, started, path, where.cwd)
     if started.not_carried:
-        named = ", ".join(started.not_carried)
-        why = (
-            f"{path.name} also exports {named}; export the same variables where you start autotune"
+        listed = ", ".join(started.not_carried)
+        note = (
+            f"{path.name} also exports {listed}; export the same variables where you start autotune"
         )
-        draft = draft.noting(why)
+        draft = draft.noting(note)
     return draft
 
 
 def _with_python(draft: Draft, started: Started, path: Path, cwd: Path) -> Draft:
-    """The draft with the Python that the script chooses, or a note where it cannot be found."""
+    """The draft with the Python that the script chooses as `trainer.python`, or with a note if that
+    Python is not found."""
     chosen = started.python
     if not (chosen.path or chosen.words):
         return draft
     if found := chosen.found((cwd, path.resolve().parent)):
-        own = Entry(key="python", value=str(found), comment=f"the Python that {path.name} chooses")
-        return draft.put("trainer.python", own)
-    said = f"uses {chosen.path}, where no `{chosen.name}` was found"
-    said = f"runs `{chosen.words}`" if chosen.words else said
-    asked = "activate that environment where you start autotune, or set trainer.python"
-    return draft.noting(f"{path.name} {said}, so trials use the first Python on PATH; {asked}")
+        entry = Entry(
+            key="python", value=str(found), comment=f"the Python that {path.name} chooses"
+        )
+        return draft.put("trainer.python", entry)
+    choice = f"uses {chosen.path}, where no `{chosen.name}` was found"
+    choice = f"runs `{chosen.words}`" if chosen.words else choice
+    remedy = "activate that environment where you start autotune, or set trainer.python"
+    return draft.noting(f"{path.name} {choice}, so trials use the first Python on PATH; {remedy}")
 
 
 def _by_torchrun(started: Started, place: Place) -> Started:
-    """The launch with torchrun on each of several nodes, in place of a launcher that starts one
-    task for each rank. What stands between it and the program (a container, a script that binds
-    cores) would start torchrun, too, which nobody here can write."""
+    """The launch with torchrun on each node, if it spans several nodes and its launcher starts one
+    task per rank. Unchanged if words between launcher and program, such as a container or a script
+    that binds cores, would have to start torchrun instead of the program."""
     is_plain = all(
         INTERPRETER.fullmatch(word.rpartition("/")[2]) or word.startswith("-")
         for word in started.carried
@@ -186,25 +195,26 @@ def _by_torchrun(started: Started, place: Place) -> Started:
 
 
 def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
-    """Raises `SpecError` for a command, or a launcher, that nobody here knows."""
+    """Raises `SpecError` for a command that autotune does not recognize, or a launcher that it
+    cannot use here."""
     if not started.is_known:
-        is_open = not is_plain(started.program)
+        is_computed = not is_plain(started.program)
         raise SpecError(
             f"only the shell can compute the program that {path.name} starts: {started.program}"
-            if is_open
+            if is_computed
             else f"{path.name} starts `{started.program}`, which autotune does not recognize",
             remedy="write the program's path into the script"
-            if is_open
+            if is_computed
             else f"pass a script that starts the underlying Python program (torchrun --nproc_per_node=8 train.py ..., or -m package.module), or {SAY_IT}",
             field="FILE",
         )
     tasks = TASKS.get(started.launcher)
     if tasks is None:
         return
-    how = f"{path.name} starts {started.program} with {started.launcher}"
+    problem = f"{path.name} starts {started.program} with {started.launcher}"
     if not tasks.start:
         raise SpecError(
-            f"{how}, and autotune cannot set the number of ranks",
+            f"{problem}, and autotune cannot set the number of ranks",
             remedy="pass a script that starts the ranks with torchrun (once per node), or with srun or mpirun on a single node",
             field="FILE",
         )
@@ -212,13 +222,13 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         started.gpus_per_node is None and started.launcher != "composer"
     ):  # it starts one on each GPU
         raise SpecError(
-            f"{how}, but does not give the number of processes",
+            f"{problem}, but does not give the number of processes",
             remedy=f"write the number of processes into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
             field="FILE",
         )
     if place.is_spread:
         raise SpecError(
-            f"{how}, one process for each of {number_of(started.nodes * (started.gpus_per_node or place.ranks), 'rank')}, but across several nodes autotune starts a command once per node, "
+            f"{problem}, one process for each of {number_of(started.nodes * (started.gpus_per_node or place.ranks), 'rank')}, but across several nodes autotune starts a command once per node, "
             "so each would start all ranks again",
             remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and pass the script that does so, "
             "or tune on one node: --cluster GPU-1x8",
@@ -227,50 +237,52 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
 
 
 def _settings_of(started: Started, path: Path, place: Place, cwd: Path) -> Settings | None:
-    """What a program of settings is told by its file and the command; None for any other program.
-    `cwd`: where it runs, as its own file is found. Raises `SpecError` where the file of settings is
-    not there."""
+    """The settings of a program that is configured by a settings file, from that file and the
+    command; None for any other program. `cwd`: where the program runs, to find its files. Raises
+    `SpecError` if the settings file is not found."""
     file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
-    beside = where_it_runs(path, started, file).cwd
-    held: dict[str, Any] = {}
-    if (beside / file).is_file():
-        held = parse_document(file, read_present(beside / file).files[Path(file).name])
-    flags = {argument.name: True for argument in started.arguments}
-    program = COMMANDS.get(started.program) or settings_program(flags) or settings_program(held)
+    folder = where_it_runs(path, started, file).cwd
+    file_settings: dict[str, Any] = {}
+    if (folder / file).is_file():
+        file_settings = parse_document(file, read_present(folder / file).files[Path(file).name])
+    passed = {argument.name: True for argument in started.arguments}
+    program = (
+        COMMANDS.get(started.program) or settings_program(passed) or settings_program(file_settings)
+    )
     if program is None:
         return None
-    if file and not held:
+    if file and not file_settings:
         raise SpecError(
-            f"{path.name} starts {started.program} with {file}, which sets the model, batch and precision but was not found in {beside}",
+            f"{path.name} starts {started.program} with {file}, which sets the model, batch and precision but was not found in {folder}",
             remedy=f"pass the path of {file} itself, or put {file} into that folder",
             field="FILE",
         )
-    told = {**held, **dict(_settings(started.arguments))}
-    known = Settings(
-        program=settings_program(told) or program,
-        document=told,
+    settings = {**file_settings, **dict(_settings(started.arguments))}
+    result = Settings(
+        program=settings_program(settings) or program,
+        document=settings,
         source=path,
-        cwd=beside,
+        cwd=folder,
         file=file,
         arguments=tuple(arguments_of(started.words[1:])) if file else started.arguments,
         env=started.env,
     )
     if started.program in COMMANDS:
-        return known
+        return result
     decided = {k: v for k, v in decided_for(started, cwd).items() if k in ("zero_stage", "offload")}
-    return replace(known, start=_start_of(started, place), decided=decided)
+    return replace(result, start=_start_of(started, place), decided=decided)
 
 
 def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Script, Started]:
-    """(the program's script with what its parser said, the launch with the settings of files that
-    it reads as options)."""
+    """(the program's script with defaults reported by its parser, the launch with the values of
+    settings files that the script reads as options)"""
     file = cwd / started.file
     script = Script(name=started.program, options=(), parser="", is_read=False)
     if file.is_file():
         text = read_present(file).files[file.name]
         script = with_said(read_script(file.name, text, file=file, base=cwd), said)
     if script.told_in is not None:
-        script, started = _told_by_its_file(script, started, cwd)
+        script, started = _with_file_options(script, started, cwd)
     elif script.parser == "HfArgumentParser" and (alone := started.file_alone):
         arguments = tuple(_as_options(started, path, cwd / alone))
         started = replace(started, arguments=arguments, spelled_out=alone)
@@ -279,14 +291,18 @@ def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Scr
     started = _with_default_file(started, script, cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
-    is_parsed = MICRO_BATCH in {option.name for option in script.options}
-    if not is_parsed and (of_library := _of_library(started)) is not None:
+    declares_batch = MICRO_BATCH in {option.name for option in script.options}
+    if not declares_batch and (of_library := _of_library(started)) is not None:
         return of_library, started
     if not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
-        is_trainers = _is_trainers(started) and (not script.is_read or _has_trainer(script))
-        known = (each for each in TRAINING_ARGUMENTS if is_trainers or each[0] == ACCUMULATION)
-        options = tuple(option_of(*each) for each in known)
-        script = replace(script, parser="HfArgumentParser" if is_trainers else "", options=options)
+        has_trainer_options = _is_trainers(started) and (not script.is_read or _has_trainer(script))
+        declared = (
+            each for each in TRAINING_ARGUMENTS if has_trainer_options or each[0] == ACCUMULATION
+        )
+        options = tuple(option_of(*each) for each in declared)
+        script = replace(
+            script, parser="HfArgumentParser" if has_trainer_options else "", options=options
+        )
     return script, started
 
 
@@ -300,8 +316,8 @@ def _draft(
     model: str | None,
     folder: Path,
 ) -> Draft:
-    """The draft of a script as it is started, also of one whose text gives a trainer what no option
-    does."""
+    """The draft of a script as it is launched. If the code itself passes arguments to a trainer,
+    they are treated as options that the draft overrides."""
 
     def drafted(script: Script, started: Started) -> Draft:
         started = replace(started, arguments=tuple(named(started.arguments, script.options)))
@@ -314,30 +330,34 @@ def _draft(
     if written is None:
         return drafted(script, started)
     with_options = replace(script, parser=written.parser, options=written.merged(script.options))
-    given = replace(started, arguments=(*started.arguments, *written.arguments))
+    with_code_arguments = replace(started, arguments=(*started.arguments, *written.arguments))
     if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
-        given = given.by_torchrun(starts_ranks=True)
+        with_code_arguments = with_code_arguments.by_torchrun(starts_ranks=True)
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
-    as_options = drafted(with_options, given)
+    as_options = drafted(with_options, with_code_arguments)
     whole = as_options.value("workload")
-    told = {**whole, **written.workload, **{key: whole[key] for key in ("peft",) if key in whole}}
+    workload = {
+        **whole,
+        **written.workload,
+        **{key: whole[key] for key in ("peft",) if key in whole},
+    }
     # DeepSpeed keeps masters, and PEFT adapters, in fp32
-    if told.get("loop") == "deepspeed" or "peft" in told:
-        told.pop("pure_bf16", None)
-        told.pop("shards_in_fp32", None)
-    as_options = as_options.edited("workload", value=told)
-    own = {option.name for option in script.options} | {
+    if workload.get("loop") == "deepspeed" or "peft" in workload:
+        workload.pop("pure_bf16", None)
+        workload.pop("shards_in_fp32", None)
+    as_options = as_options.edited("workload", value=workload)
+    option_names = {option.name for option in script.options} | {
         argument.name for argument in started.arguments
     }
-    tuned = overriding(as_options, written, braced(started.program), frozenset(own))
+    tuned = overriding(as_options, written, braced(started.program), frozenset(option_names))
     names = frozenset(option.name for option in written.options)
     return replace(tuned, as_options=as_options, beside=written.beside, held=names)
 
 
 def _with_default_file(started: Started, script: Script, cwd: Path) -> Started:
-    """The launch with the file of DeepSpeed's settings that the program's parser has as a
-    default."""
+    """The launch with DeepSpeed's settings file added, if the program's parser has one as a default
+    and the launch passes none."""
     given = {argument.name for argument in started.arguments}
     for option in script.options:
         is_file = isinstance(option.default, str) and (cwd / option.default).is_file()
@@ -347,49 +367,51 @@ def _with_default_file(started: Started, script: Script, cwd: Path) -> Started:
     return started
 
 
-def _told_by_its_file(script: Script, started: Started, cwd: Path) -> tuple[Script, Started]:
-    """A script whose options a file of settings alone tells, and no argument: as that file tells
-    them; without options where it is not there."""
+def _with_file_options(script: Script, started: Started, cwd: Path) -> tuple[Script, Started]:
+    """For a script that takes its options only from a settings file: the script with that file's
+    values, the launch with the file. Without options if the file is not found."""
     file = settings_file(replace(script, started=started), cwd)
     if file is None:
         files = [word for word in started.words if word.endswith(DOCUMENTS)]
-        why = f"{' '.join(files) or 'the file of settings'}, which alone sets the arguments of {script.name} and was not found"
-        return replace(script, options=(), parser="", told_in=None, unread=why), started
-    held = {option.name: option for option in told_by_file(file)}
-    part = f"{script.told_in}." if script.told_in else ""
-    named = [replace(option, name=f"{part}{option.name}") for option in script.options]
+        unread = f"{' '.join(files) or 'the file of settings'}, which alone sets the arguments of {script.name} and was not found"
+        return replace(script, options=(), parser="", told_in=None, unread=unread), started
+    file_options = {option.name: option for option in told_by_file(file)}
+    section = f"{script.told_in}." if script.told_in else ""
+    prefixed = [replace(option, name=f"{section}{option.name}") for option in script.options]
     declared = [
         replace(
             option,
             prefix="",
             on=True,
             off=False,
-            given=held.pop(option.name).given if option.name in held else None,
+            given=file_options.pop(option.name).given if option.name in file_options else None,
             is_required=False,
             file=file.given,
             names=(),
             takes=None,
         )
-        for option in named
+        for option in prefixed
     ]
-    script = replace(script, options=(*declared, *held.values()))
+    script = replace(script, options=(*declared, *file_options.values()))
     return script, replace(started, of_file=dict(flat(file.document)))
 
 
 def _with_defaults(script: Script, started: Started, file: Path) -> tuple[Script, Started]:
-    """A script whose parser takes a file of settings before its options, with the file's values as
-    their defaults."""
+    """For a script whose parser takes a settings file before its options: the script with the
+    file's values as defaults, the launch with the file."""
     document = document_in(file) if file.suffix in _FILES else {}
     values = dict(flat(document))
-    own = {option.name for option in script.options}
+    option_names = {option.name for option in script.options}
     options = (replace(o, default=values.get(o.name, o.default)) for o in script.options)
-    more = (option_of(name, kind_of(v), v) for name, v in values.items() if name not in own)
-    return replace(script, options=(*options, *more)), replace(started, of_file=document)
+    undeclared = (
+        option_of(name, kind_of(v), v) for name, v in values.items() if name not in option_names
+    )
+    return replace(script, options=(*options, *undeclared)), replace(started, of_file=document)
 
 
 def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
-    """The settings of that file as options, which mean the same to HfArgumentParser: beside a file
-    it takes no option of a trial. Raises `SpecError` where the file is not there."""
+    """The settings of a file as options, which HfArgumentParser treats alike. Trials need options,
+    because it takes either a file or options. Raises `SpecError` if the file is not found."""
     if not file.is_file():
         raise SpecError(
             f"{path.name} starts {started.program} with {file.name}, which sets the arguments but was not found in {file.parent}",
@@ -406,32 +428,33 @@ def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
 
 
 def _of_library(started: Started) -> Script | None:
-    """The options of a library's own program, whose text need not be there; None for any other.
-    Raises `SpecError` where a file has them."""
-    known = next((each for end, each in PROGRAMS.items() if started.file.endswith(end)), None)
-    if known is None:
+    """A library's own program with its known options, whether or not its code is found; None for
+    any other program. Raises `SpecError` if a settings file sets the options."""
+    match = next((each for end, each in PROGRAMS.items() if started.file.endswith(end)), None)
+    if match is None:
         return None
-    of_file = next(
+    settings_file = next(
         (word for word in started.words[:1] if word.endswith(_FILES)),
         value_of(started.arguments, "config"),
     )
-    if of_file:
+    if settings_file:
         raise SpecError(
-            f"the command starts {started.program} with {of_file}, whose settings autotune does not read",
+            f"the command starts {started.program} with {settings_file}, whose settings autotune does not read",
             remedy="write these settings as command-line options: --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 ...",
             field="FILE",
         )
-    of, options = known
+    library, options = match
     return Script(
         name=started.program,
         options=tuple(option_of(*each) for each in options),
         parser="HfArgumentParser",
-        beyond=of if of in BEYOND else "",
+        beyond=library if library in BEYOND else "",
     )
 
 
 def _start_of(started: Started, place: Place) -> tuple[str, ...]:
-    """Launcher and program of a script that is not the module of its settings."""
+    """The words that start a program that is configured by a settings file: launcher, interpreter
+    and program."""
     script = Script(
         name=started.program,
         options=(),
@@ -447,15 +470,15 @@ def _start_of(started: Started, place: Place) -> tuple[str, ...]:
 
 
 def _is_trainers(started: Started) -> bool:
-    """Whether the options of a program whose parser was not found, one of them `MICRO_BATCH`, are
-    those of transformers' Trainer."""
+    """Whether the options, which include `MICRO_BATCH`, are those of transformers' Trainer. For a
+    program whose parser was not found."""
     names = {argument.name for argument in started.arguments}
-    is_own_loop = "no_trainer" in started.file or names & OWN_LOOP
-    return not is_own_loop and bool(names & OF_TRAINER)
+    has_own_loop = "no_trainer" in started.file or names & OWN_LOOP
+    return not has_own_loop and bool(names & OF_TRAINER)
 
 
 def _has_trainer(script: Script) -> bool:
-    """Whether the program or a module that it imports names a trainer's arguments."""
+    """Whether the script or a module that it imports mentions a trainer's class of arguments."""
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
     return any(name.endswith(endings) for name in script.code.whole.names)
 
@@ -463,8 +486,8 @@ def _has_trainer(script: Script) -> bool:
 def _with_files(
     options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path
 ) -> tuple[ScriptOption, ...]:
-    """The options with what the Python files set that the script is started with: each word without
-    `=`."""
+    """The options with the values set by Python files that the launch passes to nanoGPT's
+    configurator: words without `=`."""
     for word in words:
         if "=" not in word and not word.startswith("-"):
             file = cwd / word
@@ -476,72 +499,73 @@ def _with_files(
 @final
 @dataclass(frozen=True, slots=True)
 class WhereItRuns:
-    """The folder of a program that a script starts."""
+    """The folder in which a script runs its program."""
 
     start: Path
     """the folder in which the script itself is started"""
     cwd: Path
-    """where the program runs"""
+    """the folder in which the program runs"""
     is_known: bool = True
-    """whether `cwd` is not only a stand-in"""
+    """False if `cwd` is only a placeholder"""
     note: str = ""
-    """what is to be said of it"""
+    """a note about `cwd` for the user; empty if there is none"""
 
 
 def where_it_runs(path: Path, started: Started | None, file: str | None = None) -> WhereItRuns:
-    """Where the script starts its program: where its `cd` leads, from where the script lies, or
-    above, as its program is found. `file`: what is looked for, if not the program."""
+    """The folder to which the script's `cd` leads, starting in the script's folder or one above it,
+    where the program is found. Without `cd`, the folder where the program is found. `file`: the
+    file to look for instead of the program."""
     beside = path.resolve().parent
     if file is None:
         file = started.file if started else ""
-    # `pkg/train.py` is no other program's name, however far above it lies
+    # a path such as `pkg/train.py` is unambiguous, so it is looked for further up
     bases = (beside, *beside.parents[: _ABOVE + _ABOVE * ("/" in file)])
-    told = started.folder if started else ""
-    usual = next((base for base in bases if file and (base / file).is_file()), None)
-    if not told:
-        return WhereItRuns(usual or beside, usual or beside)
+    changed_to = started.folder if started else ""
+    found_in = next((base for base in bases if file and (base / file).is_file()), None)
+    if not changed_to:
+        return WhereItRuns(found_in or beside, found_in or beside)
     folder = os.path.expanduser(
-        re.sub(r"^\$(HOME\b|\{HOME\})", "~", told.replace(OF_SCRIPT, str(beside)))
+        re.sub(r"^\$(HOME\b|\{HOME\})", "~", changed_to.replace(OF_SCRIPT, str(beside)))
     )
     if is_plain(folder):
-        there = [(base, Path(os.path.normpath(base / folder))) for base in bases]
-        there = [(base, cwd) for base, cwd in there if cwd.is_dir()]
+        candidates = [(base, Path(os.path.normpath(base / folder))) for base in bases]
+        candidates = [(base, cwd) for base, cwd in candidates if cwd.is_dir()]
         found = next(
-            (each for each in there if file and (each[1] / file).is_file()),
-            there[0] if there else None,
+            (each for each in candidates if file and (each[1] / file).is_file()),
+            candidates[0] if candidates else None,
         )
         if found is not None:
             return WhereItRuns(*found)
-    why = f"{path.name} changes to {told}, " + (
+    reason = f"{path.name} changes to {changed_to}, " + (
         f"which is not a folder here ({bases[0] / folder})"
         if is_plain(folder)
         else "which only the shell can compute"
     )
-    if usual is None:
+    if found_in is None:
         return WhereItRuns(
             beside,
             beside,
             False,
-            f"{why}; set trainer.cwd to the folder in which {file or 'the program'} runs",
+            f"{reason}; set trainer.cwd to the folder in which {file or 'the program'} runs",
         )
     return WhereItRuns(
-        usual,
-        usual,
+        found_in,
+        found_in,
         True,
-        f"{why}, but {file} was found in {usual}; if {file} runs elsewhere, correct trainer.cwd",
+        f"{reason}, but {file} was found in {found_in}; if {file} runs elsewhere, correct trainer.cwd",
     )
 
 
 def placed(started: Started, path: Path, cwd: Path) -> Started:
-    """The launch with the folder of the script, where it names that, as a path from `cwd`."""
-    own = os.path.relpath(path.resolve().parent, cwd.resolve())
+    """The launch with the script's folder (`OF_SCRIPT`) replaced by its path relative to `cwd`."""
+    script_folder = os.path.relpath(path.resolve().parent, cwd.resolve())
 
     def told(word: str) -> str:
-        return word.replace(f"{OF_SCRIPT}/", "" if own == "." else f"{own}/").replace(
-            OF_SCRIPT, own
-        )
+        return word.replace(
+            f"{OF_SCRIPT}/", "" if script_folder == "." else f"{script_folder}/"
+        ).replace(OF_SCRIPT, script_folder)
 
-    def each(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    def replaced_in(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
         return tuple(
             Argument(a.name, tuple(map(told, a.values)), tuple(map(told, a.words)))
             for a in arguments
@@ -551,13 +575,13 @@ def placed(started: Started, path: Path, cwd: Path) -> Started:
         started,
         program=told(started.program),
         carried=tuple(map(told, started.carried)),
-        options=each(started.options),
-        arguments=each(started.arguments),
+        options=replaced_in(started.options),
+        arguments=replaced_in(started.arguments),
     )
 
 
 def _settings(arguments: tuple[Argument, ...]) -> Iterator[tuple[str, Any]]:
-    """Settings of a command: `--name value`, or `name=value`."""
+    """(name, value) of the settings on a command line: `--name value`, or `name=value`."""
     for argument in arguments:
         if argument.name:
             yield argument.name, typed(" ".join(argument.values)) if argument.values else True

@@ -1,8 +1,8 @@
-"""A launch that is started under the probe for a few optimizer steps, and what was seen of it.
+"""Starts a launch under the probe for a few optimizer steps, and reports what the probe observed.
 
-It runs as an attempt of the `command` trainer does, so that all that holds there holds here:
-options that name an output folder have one of the run's own, files that were there before are put
-back, and nothing of it is left when it ends. What it trains is held against nothing.
+The launch runs as an attempt of the `command` trainer. So options for output folders get a
+temporary folder, changed files are restored, and nothing is left when it ends. Its results are not
+compared with a spec.
 """
 
 from __future__ import annotations
@@ -36,37 +36,38 @@ from autotune.trainers import Launch, trainer
 from autotune.trainers.documents.output_options import with_own_outputs
 
 STEPS = 3
-"""optimizer steps after which it is ended: the first may differ from the others, and after the
-third it is clear what a step computes"""
+"""optimizer steps before the launch is stopped: the first step may differ from the others, and the
+third confirms what a step computes"""
 START_S, STEP_S, ALL_S = 3600.0, 900.0, 7200.0
-"""deadlines, s, of the first step, of each further one, and of the whole run: a launch may prepare
-its data first"""
+"""deadlines in seconds of the first step, of each further step, and of the whole run; long, because
+a launch may prepare its data first"""
 POLL_S = 0.2
+"""seconds to wait for events"""
 _TRAINER = "command"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedLaunch:
-    """What came of it."""
+    """The outcome of an observed launch."""
 
     seen: ProgramSeen | None
-    """None where the runner has no probe"""
+    """what the probe observed; None without a probe"""
     steps: int
-    """optimizer steps that were done"""
+    """optimizer steps that were completed"""
     failure: Failure | None
-    """why it failed; None when it did not"""
+    """why the launch failed; None if it did not"""
     interrupted: bool
-    """whether a person ended it"""
+    """whether the user interrupted it"""
 
     @property
     def trained(self) -> bool:
-        """Whether the probe saw it train."""
+        """Whether the probe observed an optimizer step."""
         return self.seen is not None and bool(self.seen.facts) and self.seen.measured
 
 
 def request_of(launch: PresentLaunch, cluster: ClusterSpec) -> TrialRequest:
-    """The launch as a request to a runner, with all ranks of the machine as its place."""
+    """The launch as a request to a runner, on all GPUs of this machine, or on one CPU rank."""
     ranks = 1 if cluster.gpu.is_cpu else cluster.num_gpus
     return TrialRequest(
         study="init",
@@ -97,10 +98,12 @@ def request_of(launch: PresentLaunch, cluster: ClusterSpec) -> TrialRequest:
 
 
 def launch_shown(request: TrialRequest) -> Launch:
-    """What is started, with the options that name an output folder as the run has them."""
-    own = trainer(request.trainer)
+    """The launch as it is shown to the user, with the run's own output folder."""
+    command_trainer = trainer(request.trainer)
     return with_own_outputs(
-        own.launch(request.workload, request.config, own.in_trial(request.trainer_options))
+        command_trainer.launch(
+            request.workload, request.config, command_trainer.in_trial(request.trainer_options)
+        )
     ).shown
 
 
@@ -112,8 +115,8 @@ def watch_launch(
     on_wait: Callable[[str], None],
     interrupted: Callable[[], bool],
 ) -> WatchedLaunch:
-    """Runs it, and ends it after `STEPS` optimizer steps. Raises `RunnerError` when nothing can be
-    run."""
+    """Runs the launch and stops it after `STEPS` optimizer steps. Raises `RunnerError` if it cannot
+    be run."""
     seen: ProgramSeen | None = None
     steps, is_cancelled = 0, False
     runner.start(request)
@@ -121,7 +124,7 @@ def watch_launch(
         for event in runner.poll(POLL_S):
             match event:
                 case LogRead(lines=lines):
-                    # what it says while it is ended is of no interest
+                    # lines printed while it is being stopped are not shown
                     for line in lines if steps < STEPS else ():
                         on_line(line)
                 case StepsReported(step_times_s=times):
@@ -140,8 +143,8 @@ def watch_launch(
 
 
 def check_trained(watched: WatchedLaunch) -> ProgramSeen:
-    """What the probe saw. Raises `ProgramError` where the launch did not get to an optimizer step,
-    or the probe saw none."""
+    """What the probe observed. Raises `ProgramError` if the launch did not reach an optimizer step,
+    or the probe observed none."""
     if watched.interrupted:
         raise ProgramError(
             "the run was interrupted before its optimizer steps were observed",
@@ -173,7 +176,7 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
 
 
 def ended_early(watched: WatchedLaunch) -> str:
-    """Why it ended before all of its steps, in words; empty where it did not."""
+    """A message on why the launch ended before `STEPS` steps; empty if it did not."""
     if watched.failure is None:
         return ""
     steps = f"{number_of(watched.steps, 'optimizer step')}"

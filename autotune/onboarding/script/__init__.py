@@ -1,2 +1,1 @@
-"""A training script, read without running it: its options, what they stand for, and its first
-spec."""
+"""Parses a training script without running it: its options, their meaning, and its first spec."""

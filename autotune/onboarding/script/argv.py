@@ -1,5 +1,5 @@
-"""The command of a script's first spec: launcher, script, the words of its options, and what those
-words are by knob."""
+"""The command of a script's first spec: launcher, script, its options with placeholders, and the
+option values that stand for each knob's values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from autotune.trainers.documents.output_options import OUTPUT_OPTIONS
 from autotune.trainers.documents.placeholders import braced
 
 FILL_IN = "FILL-IN"
-"""value of an option that the script requires and that nobody but its owner knows"""
+"""value of a required option that autotune cannot know"""
 OMITTED = "trials omit {}, because autotune starts their ranks; if trials need one of these words, add it to trainer.argv before the program"
-"""the note about the words in `left_out`"""
+"""the note about words in `left_out`"""
 EACH_STEP = "--logging_steps=1"
+"""option of transformers' Trainer that logs every step"""
 _REQUIRED = "fill in: the script requires this option ({})"
 OFF_IN_TRIALS = "off in trials; your value is under `training` below"
+"""comment of options that trials switch off"""
 MAX_IDEAS = 4
-"""options that are suggested as knobs of the study's own"""
+"""maximum number of options suggested as custom knobs"""
 _OF_RANKS = frozenset({
     "nnodes", "nproc_per_node", "num_gpus", "num_accelerators", "num_nodes", "num_processes",
     "num_machines", "machine_rank", "node_rank", "main_process_ip", "main_process_port",
@@ -36,26 +38,26 @@ _OF_RANKS = frozenset({
     "max_elastic_nodes", "same_network", "max_restarts", "use_env", "m", "module", "no_python",
     "run_path", "no_local_rank",
 })  # fmt: skip
-"""options of torchrun, accelerate and deepspeed about ranks, nodes and where they meet, which
-trials have their own of"""
+"""options of torchrun, accelerate and deepspeed for ranks, nodes and rendezvous; trials set their
+own"""
 _OF_OUTPUT = frozenset({
     "log_dir", "redirects", "r", "tee", "t", "local_ranks_filter", "logs_specs", "role",
     "event_log_handler", "duplicate_stdout_filters", "duplicate_stderr_filters",
     "enable_each_rank_log", "save_pid", "autotuning", "elastic_training", "launcher_args",
     "venv_script",
 })  # fmt: skip
-"""their options about where the output of ranks goes, and others that a trial cannot have"""
+"""their options for the output of ranks, and others that trials cannot use"""
 
 
 def launcher_of(script: Script, place: Place) -> str:
-    """The launcher of trials."""
+    """The launcher of trials: that of the script, but torchrun instead of accelerate on CPUs."""
     return "torchrun" if script.launcher == "accelerate" and place.is_cpu else script.launcher
 
 
 def start_of(script: Script, place: Place) -> list[str]:
-    """The words of the launcher, with its options that are not about ranks and nodes."""
+    """The words of the launcher, with its options that do not concern ranks and nodes."""
     launcher, started = launcher_of(script, place), script.started
-    kept = (
+    launcher_options = (
         [word for option in _of_launcher(started, launcher) for word in written(option, True)]
         if started
         else []
@@ -63,34 +65,35 @@ def start_of(script: Script, place: Place) -> list[str]:
     if started and launcher in TASKS:
         carried = map(braced, started.carried)
         return [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *carried]
-    own = (
+    by_python = (
         [started.python.name, *map(braced, started.behind_python)]
         if started and started.behind_python and launcher == started.launcher
         else []
     )
     if launcher == "deepspeed":
         nodes = DEEPSPEED_NODES if place.is_spread else DEEPSPEED_ONE
-        return [*(own or ["deepspeed"]), *nodes, *kept]
+        return [*(by_python or ["deepspeed"]), *nodes, *launcher_options]
     if launcher == "accelerate":
-        # on CPUs accelerate gives one process other threads where it is told that there is one
+        # with --num_processes=1, accelerate changes the number of threads of a process on CPUs
         ranks = () if starts_one(script) else ("--num_processes={world_size}",)
         machines = MACHINES if place.is_spread else ()
-        return [*(own or ["accelerate", "launch"]), *ranks, *machines, *kept]
+        return [*(by_python or ["accelerate", "launch"]), *ranks, *machines, *launcher_options]
     if launcher == "torchrun":
         name, *options = place.torchrun
-        return [*(own or [name]), *options, *kept]
-    return own or [started.python.name if started else "python"]
+        return [*(by_python or [name]), *options, *launcher_options]
+    return by_python or [started.python.name if started else "python"]
 
 
 def before_module(started: Started | None) -> tuple[str, ...]:
-    """What the launcher is told before a module: DeepSpeed's has no `-m`."""
+    """The launcher's option before a module: `-m`, or `--module` for DeepSpeed; empty for a
+    file."""
     if started is None or not started.is_module:
         return ()
     return ("--module",) if started.launcher == "deepspeed" else ("-m",)
 
 
 def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
-    """The launcher, the script and its options."""
+    """The items of `argv`: launcher, script and options, each with a comment."""
     script, launcher = found.script, launcher_of(found.script, place)
     started = script.started
     reasons = {
@@ -112,20 +115,20 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     yield from (Item(word) for word in more)
     yield from map(Item, before_module(started))
     yield Item(braced(started.program) if started else script.name)
-    if script.parser == "LightningCLI" and not started:  # a launch has its own subcommand
+    if script.parser == "LightningCLI" and not started:  # a launch already has a subcommand
         yield Item("fit")
     if started:
         yield from map(Item, _kept(found))
-    told = _told(found)
-    places = dict(_places(script, told))
-    yield from places.values()
-    for meaning in told.values():
+    by_option = _set_by_argument(found)
+    positionals = dict(_positionals(script, by_option))
+    yield from positionals.values()
+    for meaning in by_option.values():
         if not meaning.option.is_positional:
-            yield Item(f"{meaning.option.prefix}{meaning.placeholder}", _where(meaning))
+            yield Item(f"{meaning.option.prefix}{meaning.placeholder}", _option_comment(meaning))
     if found.precision_flags:
         flags = (meaning.option for meaning in found.precision_flags)
-        named = ", ".join(f"{each.shown} ({each.place or 'as launched'})" for each in flags)
-        yield Item("{precision}", named)
+        shown_flags = ", ".join(f"{each.shown} ({each.place or 'as launched'})" for each in flags)
+        yield Item("{precision}", shown_flags)
     if script.parser == "HfArgumentParser":
         yield from (
             Item(word, OFF_IN_TRIALS if word != EACH_STEP else "logs a loss for every step")
@@ -142,49 +145,50 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
             f"{option.place}, default; each trial has its own folder",
         )
     if found.log_interval is not None and script.parser != "HfArgumentParser":
-        said = _said(found.log_interval)
+        declaration = _declaration(found.log_interval)
         yield from (
-            Item(word, f"prints a line for every step ({said})") for word in trial_words(found)
+            Item(word, f"prints a line for every step ({declaration})")
+            for word in trial_words(found)
         )
     for option in found.required:
-        if option.name not in places:
+        if option.name not in positionals:
             yield Item(f"{option.prefix}{FILL_IN}", _REQUIRED.format(option.place))
 
 
 def _outputs_by_default(script: Script) -> Iterator[ScriptOption]:
-    """Options that name where it writes and are not given: only one that is in the command can be a
-    folder of the trial's own."""
+    """Options for output folders that the launch does not pass. They are added to the command,
+    because only then each trial gets its own folder."""
     for option in script.options:
         is_output = option.name.rpartition(".")[2] in OUTPUT_OPTIONS and option.kind == "text"
-        is_open = (
+        has_default = (
             option.given is None
             and isinstance(option.default, str)
             and option.default
             and not option.file
         )
-        if is_output and is_open and option.prefix.startswith("--"):
+        if is_output and has_default and option.prefix.startswith("--"):
             yield option
 
 
 def trial_words(found: OptionMatches) -> list[str]:
-    """The words that only trials have: a line for every step, and what switches saving, evaluation
-    and trackers off."""
+    """Arguments that only trials have: log every step, and switch saving, evaluation and trackers
+    off."""
     if found.script.told_in is not None:
-        return []  # its file has them
+        return []  # the trial's file sets them
     if found.script.parser == "HfArgumentParser":
-        given = {argument.name for argument in found.script.arguments}
-        held = dict(found.script.started.of_file) if found.script.started else {}
-        held |= found.settings.document if found.settings else {}
-        given |= {name for name, off in OF_A_RUN.items() if str(held.get(name, off)) != off}
-        given.add("save_strategy")  # by itself it saves at the end of each trial
-        return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in given)]
+        passed = {argument.name for argument in found.script.arguments}
+        settings = dict(found.script.started.of_file) if found.script.started else {}
+        settings |= found.settings.document if found.settings else {}
+        passed |= {name for name, off in OF_A_RUN.items() if str(settings.get(name, off)) != off}
+        passed.add("save_strategy")  # by default it saves at the end of each trial
+        return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in passed)]
     if found.log_interval is not None and not found.log_interval.is_in_file:
         return [f"{found.log_interval.prefix}1"]
     return []
 
 
-def _told(found: OptionMatches) -> dict[str, Meaning]:
-    """What the options stand for that a trial is told, by their names."""
+def _set_by_argument(found: OptionMatches) -> dict[str, Meaning]:
+    """The options that set a knob of a trial by an argument, by name."""
     return {
         meaning.option.name: meaning
         for target, meaning in found.used.items()
@@ -194,41 +198,41 @@ def _told(found: OptionMatches) -> dict[str, Meaning]:
     }
 
 
-def _places(script: Script, told: Mapping[str, Meaning]) -> Iterator[tuple[str, Item]]:
-    """(name, word) of the positionals that the launch does not have, up to the last one that a
-    trial is told: those before it must be given, too."""
-    places = [option for option in script.options if option.is_positional]
-    while places and places[-1].name not in told:
-        places.pop()
-    for option in places:
+def _positionals(script: Script, by_option: Mapping[str, Meaning]) -> Iterator[tuple[str, Item]]:
+    """(name, item) of the positional arguments that the launch does not pass, up to the last one
+    that sets a knob. Those before it are required by their position."""
+    positionals = [option for option in script.options if option.is_positional]
+    while positionals and positionals[-1].name not in by_option:
+        positionals.pop()
+    for option in positionals:
         name = option.name
         if option.given is not None:
             continue
-        if name in told:
-            yield name, Item(told[name].placeholder, _where(told[name]))
+        if name in by_option:
+            yield name, Item(by_option[name].placeholder, _option_comment(by_option[name]))
         elif option.default is None:
             yield name, Item(FILL_IN, _REQUIRED.format(option.place))
         else:
-            yield name, Item(braced(str(option.default)), f"{name}, {_said(option)}")
+            yield name, Item(braced(str(option.default)), f"{name}, {_declaration(option)}")
 
 
 def _kept(found: OptionMatches) -> Iterator[str]:
-    """The arguments that the script is started with today, without those that a trial is told."""
-    by_trial = _told(found)
-    told = {*by_trial, *(meaning.option.name for meaning in found.precision_flags)}
-    told |= {option.name for option in (*found.finds_batch, *found.trackers)}
-    told |= {f"no_{name}" for name in told} | {"local_rank"}
+    """The launch's arguments, without those that a trial sets itself."""
+    by_trial = _set_by_argument(found)
+    replaced = {*by_trial, *(meaning.option.name for meaning in found.precision_flags)}
+    replaced |= {option.name for option in (*found.finds_batch, *found.trackers)}
+    replaced |= {f"no_{name}" for name in replaced} | {"local_rank"}
     if found.log_interval is not None:
-        told.add(found.log_interval.name)
+        replaced.add(found.log_interval.name)
     if found.script.parser == "HfArgumentParser":
-        told |= {"logging_steps", *OF_A_RUN}
+        replaced |= {"logging_steps", *OF_A_RUN}
     files = {file.given: file.name for file in (found.template, found.settings) if file}
     in_file = found.settings.words if found.settings else frozenset[str]()
     for argument in found.script.arguments:
         words = tuple(word for word in argument.words if word not in in_file)
         if not words or in_file.issuperset(argument.values or words):
             continue
-        if argument.name in told:
+        if argument.name in replaced:
             meaning = by_trial.get(argument.name)
             if meaning and meaning.option.is_positional and meaning.option.given is not None:
                 yield meaning.placeholder
@@ -238,12 +242,13 @@ def _kept(found: OptionMatches) -> Iterator[str]:
             head, sign, value = word.rpartition("=")
             if value in files:
                 yield f"{head}{sign}{{files}}/{files[value]}"
-            elif argument.name or head.lstrip("+") not in told:
+            elif argument.name or head.lstrip("+") not in replaced:
                 yield word
 
 
 def _by_long_name(argument: Argument, found: OptionMatches) -> Argument:
-    """A short option that names an output by its long name, by which each trial has its own."""
+    """The argument with its long name if it is a short option for an output, because trials
+    recognize outputs by their long names."""
     long = next(
         (
             o.prefix
@@ -258,8 +263,8 @@ def _by_long_name(argument: Argument, found: OptionMatches) -> Argument:
 
 
 def written(argument: Argument, is_joined: bool) -> Iterator[str]:
-    """The words of an argument as a template has them; `is_joined`: whether an option may have its
-    value behind `=`."""
+    """The words of an argument as a template has them, with braces doubled. `is_joined`: whether an
+    option and its value may be joined by `=`."""
     if is_joined and argument.words[0].startswith("--") and len(argument.words) == 2:
         yield braced(f"{argument.words[0]}={argument.words[1]}")
     else:
@@ -267,22 +272,22 @@ def written(argument: Argument, is_joined: bool) -> Iterator[str]:
 
 
 def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
-    """What torchrun, accelerate or deepspeed is told beside ranks, nodes, where they meet and where
-    their output goes. `launcher`: of the trials."""
+    """Options of torchrun, accelerate or deepspeed that do not concern ranks, nodes, rendezvous and
+    output. `launcher`: that of trials."""
     if launcher == started.launcher:
         replaced = _OF_RANKS | _OF_OUTPUT
         if "torch.distributed.launch" in started.behind_python:
-            replaced -= {"use_env"}  # without it a program is given --local-rank
+            replaced -= {"use_env"}  # without it the program gets --local-rank
         yield from (each for each in started.options if each.name and each.name not in replaced)
 
 
 def left_out(found: OptionMatches, place: Place) -> list[str]:
-    """What the launcher is told and trials do without, as it is written; not what is about ranks,
-    nodes and where they meet."""
+    """Launcher options and wrappers that trials omit, as written; without those about ranks, nodes
+    and rendezvous."""
     if (started := found.script.started) is None:
         return []
     if started.launcher in TASKS:
-        elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # `cwd` has it
+        elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # these set `cwd`
         dropped = [each for each in started.options if each.name in elsewhere]
     else:
         kept = [*_of_launcher(started, launcher_of(found.script, place))]
@@ -293,7 +298,7 @@ def left_out(found: OptionMatches, place: Place) -> list[str]:
 
 
 def _kept_of_tasks(started: Started) -> Iterator[str]:
-    """What a launcher of tasks is told beside the number of ranks and where they run."""
+    """Options of a launcher of tasks that do not concern the number of ranks and where they run."""
     tasks = TASKS[started.launcher]
     replaced = {*tasks.total, *tasks.per_node, *tasks.nodes, *tasks.elsewhere}
     for option in started.options:
@@ -301,66 +306,68 @@ def _kept_of_tasks(started: Started) -> Iterator[str]:
             yield from map(braced, option.words)
 
 
-def _where(meaning: Meaning) -> str:
-    option, assumed = meaning.option, ""
+def _option_comment(meaning: Meaning) -> str:
+    """The comment of an option: its declaration, its current value, and what a batch is assumed to
+    count."""
+    option, assumption = meaning.option, ""
     if meaning.target == "micro_batch_size":
         unit = "tokens" if meaning.in_tokens else "sequences"
-        is_said = "per_device" in option.name or "per_gpu" in option.name
-        taken = "" if is_said else "taken as "
-        assumed = ", over all ranks" if meaning.over_ranks else f", {taken}{unit} per rank"
+        names_unit = "per_device" in option.name or "per_gpu" in option.name
+        assumed = "" if names_unit else "taken as "
+        assumption = ", over all ranks" if meaning.over_ranks else f", {assumed}{unit} per rank"
     elif meaning.target == "accumulation_steps" and meaning.expression:
-        assumed = ", divided by the number of ranks"
+        assumption = ", divided by the number of ranks"
     shown = "" if option.prefix else f"{option.shown}, "
-    return f"{shown}{_said(option)}{assumed}"
+    return f"{shown}{_declaration(option)}{assumption}"
 
 
-def _said(option: ScriptOption) -> str:
-    """Where the option is declared, and its value."""
+def _declaration(option: ScriptOption) -> str:
+    """Where the option is declared, its default and its current value."""
     line = option.file or option.place
     default = "" if option.default is None else f"default {option.default}"
     if default and option.is_said and option.line:
         default += f" {SAID}"
-    now = "" if option.given is None else f"currently {option.given}"
-    return ", ".join(text for text in (line, default, now) if text)
+    current = "" if option.given is None else f"currently {option.given}"
+    return ", ".join(text for text in (line, default, current) if text)
 
 
 def ideas_of(found: OptionMatches) -> Iterator[str]:
-    """Comments: options that could be knobs of the study's own."""
+    """Comments that suggest options as custom knobs."""
     for option in found.ideas[:MAX_IDEAS]:
         name, where = (
             option.name.rpartition(".")[2],
             option.file or option.place or "a library option",
         )
-        told = (
+        edit = (
             f'in that file "{{{name}}}"'
             if option.is_in_file
             else f'here "{option.prefix}{{{name}}}"'
         )
         if option.kind == "flag":
-            more = "" if option.file else " and values below"
-            yield f"could be tuned ({where}) with knobs: {{{name}: [false, true]}}, {told}{more}"
+            suffix = "" if option.file else " and values below"
+            yield f"could be tuned ({where}) with knobs: {{{name}: [false, true]}}, {edit}{suffix}"
         elif values := _values_to_try(option):
             text = ", ".join(map(str, values))
-            yield f"could be tuned ({where}) with knobs: {{{name}: [{text}]}}, {told}"
+            yield f"could be tuned ({where}) with knobs: {{{name}: [{text}]}}, {edit}"
 
 
 def _values_to_try(option: ScriptOption) -> tuple[Any, ...]:
-    """An option's choices; of a whole number without choices what it is now, and more."""
+    """An option's choices; for an integer without choices its current value and its double."""
     if option.choices or option.kind != "int":
         return option.choices
     return (option.present, option.present * 2) if option.present else (0, 2, 4)
 
 
 def values_of(found: OptionMatches) -> dict[str, dict[Any, Any]]:
-    """The option `values`: the script's words by knob."""
-    said: dict[str, dict[Any, Any]] = {
+    """The trainer's option `values`: by knob, the script's words for the knob's values."""
+    words: dict[str, dict[Any, Any]] = {
         target: {_key(value): word for value, word in meaning.words.items()}
         for target, meaning in found.used.items()
         if meaning.words and len(meaning.values) > 1
     }
     if found.precision_flags:
-        said["precision"] = precision_words(found.precision_flags, found.plain_format)
-    return said
+        words["precision"] = precision_words(found.precision_flags, found.plain_format)
+    return words
 
 
 def _key(value: str) -> Any:
@@ -368,8 +375,8 @@ def _key(value: str) -> Any:
 
 
 def precision_words(flags: list[Meaning], plain: str) -> dict[Any, Any]:
-    """The whole argument for each number format; `plain`: the one without any. Of flags that are on
-    by default the first alone counts: one word cannot switch two."""
+    """The whole argument for each number format. `plain`: the format without any flag. If flags are
+    on by default, only the first one counts, because one argument cannot change two."""
     for meaning in flags:
         if (option := meaning.option).default:
             off = {} if option.off is None else {plain: f"{option.prefix}{option.off}"}

@@ -24,7 +24,7 @@ _SIZES = frozenset(key for keys in SIZE_KEYS.values() for key in keys)
 _OF_OPTIONS = re.compile(r"arg|opt|flag|conf|cfg|param", re.IGNORECASE)
 """names of objects that hold a program's options"""
 _ANY_SIZE = 1
-"""a vocabulary that is computed, while the other sizes are read"""
+"""placeholder for a computed vocabulary size while the other sizes are read"""
 
 
 def built_model(text: Text, options: Mapping[str, Any]) -> tuple[dict[str, Any], int] | None:
@@ -49,18 +49,20 @@ def built_model(text: Text, options: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def _builds_a_model(call: ast.Call) -> bool:
+    """Whether the call constructs a decoder."""
     name = called_name(call)
     return name == "from_config" or name.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _class(call: ast.Call) -> str:
-    """What comes before `Config` in the called name; empty if it does not end so."""
+    """The part of the called name before `Config`; empty if the name does not end with it."""
     before, _, after = called_name(call).rpartition("Config")
     return "" if after else before
 
 
 def _is_configuration(call: ast.Call, text: Text) -> bool:
-    """Whether it configures a model of transformers, with named values alone."""
+    """Whether the call creates a configuration of a transformers model, with keyword arguments
+    only."""
     if not _class(call) or called_name(call) in text.classes or not is_plain(call):
         return False
     with suppress(SpecError):
@@ -69,6 +71,7 @@ def _is_configuration(call: ast.Call, text: Text) -> bool:
 
 
 def _value(node: ast.expr, text: Text, options: Mapping[str, Any]) -> Any:
+    """The value of an expression, from an option or a literal; None if it is computed."""
     if isinstance(node, ast.Attribute) and _OF_OPTIONS.search(ast.unparse(node.value)):
         return options.get(node.attr)
     return text.value(node)

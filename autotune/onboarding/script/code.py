@@ -1,16 +1,16 @@
-"""What a program's text does, whatever its options say: how it starts ranks, computes, shards,
+"""What a program's code does regardless of its options: how it starts ranks, computes, shards,
 accumulates and prints.
 
-Of these the code sets a knob under no condition (`in_code`):
+`in_code` has the knobs that the code sets unconditionally:
 
     model.gradient_checkpointing_enable()            recompute=full; so does fsdp_config={"activation_checkpointing": True}
     model = torch.compile(model)                     compile=true
-    fully_shard(model), FSDP(model)                  zero_stage=3; 2 where weights stay gathered between the passes
+    fully_shard(model), FSDP(model)                  zero_stage=3; 2 if weights stay gathered between the passes
     ZeroRedundancyOptimizer(...)                     zero_stage=1
     torch.backends.cuda.matmul.allow_tf32 = True     precision=tf32: fp32 is computed as tf32
 
-A test for a GPU alone guards nothing where there is one. Any other statement under a test says
-nothing of a launch, nor does one in a function that is called under tests alone.
+A test for a GPU does not count as a condition. Statements under any other test are ignored, and so
+are functions that are called only under a test.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from autotune.trainers.hf_trainer.read import weights_on_host
 _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
 )
-"""what a number of ranks is called"""
+"""names for a number of ranks"""
 _DISTRIBUTED = re.compile(
     r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b"
 )
@@ -63,7 +63,7 @@ _OPTIMIZER = re.compile(
 )
 """classes of optimizers of torch, transformers, bitsandbytes, apex, DeepSpeed and others"""
 _TRAINERS = ("Trainer", "Fabric", "Accelerator")
-"""classes that are told a number format as `precision` or `mixed_precision`"""
+"""classes that take a number format as `precision` or `mixed_precision`"""
 _OF_ACCELERATE = re.compile(r"(accelerator|fabric)\.autocast$", re.IGNORECASE)
 _RECOMPUTES = frozenset(
     {
@@ -75,7 +75,7 @@ _RECOMPUTES = frozenset(
 _PREPARES = "prepare_model_for_kbit_training"
 UNDER_CONDITION = ", under a condition"
 _EXECUTORS = ("AutoExecutor", "SlurmExecutor")
-"""submitit's classes"""
+"""submitit's executor classes"""
 _SHARDS = ("fully_shard", "FSDP", "FullyShardedDataParallel")
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 _GUARDS_NOTHING = re.compile(
@@ -90,14 +90,14 @@ _MODEL = re.compile(
 
 
 class InCode(NamedTuple):
-    """The value that code gives a knob, whatever the program is told."""
+    """The value that the code sets for a knob, regardless of options, and its line."""
 
     value: Any
     line: int
 
 
 def _spawns(call: ast.Call) -> bool:
-    """Whether it is torch's `mp.spawn`."""
+    """Whether the call is torch's `mp.spawn`."""
     is_given = keywords_of(call).keys() & {"nprocs", "args"}
     return bool(is_given) and _SPAWN.fullmatch(ast.unparse(call.func)) is not None
 
@@ -123,25 +123,26 @@ _NOTHING = Text.of()
 @final
 @dataclass(frozen=True)
 class Code:
-    """The text of a program; without one it does nothing."""
+    """Properties of a program's code. Without code each has its neutral value."""
 
     own: Text = _NOTHING
-    """of the script alone"""
+    """the script alone"""
     whole: Text = _NOTHING
-    """with the modules beside it that it imports"""
+    """the script with the modules next to it that it imports"""
     modules: tuple[Text, ...] = ()
     """the script and these modules separately, the nearest first"""
     imports_parser: bool = False
-    """whether one of these has its parser, and so perhaps its training loop"""
+    """whether one of the modules declares the options, and so perhaps has the training loop"""
 
     @property
     def body(self) -> Text:
-        """What trains: the script, with the modules where one of them has its parser."""
+        """The code of the training: the script, with the modules if one of them declares the
+        options."""
         return self.whole if self.imports_parser else self.own
 
     @cached_property
     def imports(self) -> frozenset[str]:
-        """Top-level names of the packages that it imports."""
+        """Top-level names of the imported packages."""
         found: list[str] = []
         for node in self.body.nodes:
             if isinstance(node, ast.Import):
@@ -152,14 +153,15 @@ class Code:
 
     @cached_property
     def is_distributed(self) -> bool:
-        """Whether it expects torchrun's environment."""
+        """Whether the code reads torchrun's environment variables or initializes a process
+        group."""
         return _DISTRIBUTED.search(ast.unparse(self.body.tree)) is not None
 
     @cached_property
     def spawned(self) -> int | None:
-        """How many processes of torch that train together its text starts: `mp.spawn(main,
-        nprocs=4)`, or a loop over `Process(target=main)` whose `main` forms their group. 0: as many
-        as is computed; None: it starts none."""
+        """Number of ranks that the code itself starts: `mp.spawn(main, nprocs=4)`, or a loop over
+        `Process(target=main)` if `main` initializes a process group. 0: the number is computed;
+        None: it starts none."""
         if call := next(filter(_spawns, self.whole.calls()), None):
             return self._number(keywords_of(call).get("nprocs"))
         forming = {
@@ -177,21 +179,21 @@ class Code:
 
     @cached_property
     def spawns_if(self) -> frozenset[str]:
-        """Names of the switches that `mp.spawn` depends on."""
+        """Names of the switches that guard `mp.spawn`."""
         return self._switches_of(_spawns)
 
-    def _switches_of(self, is_meant: Callable[[ast.Call], bool]) -> frozenset[str]:
-        """Names of the switches that such a call depends on: `if args.multiprocessing:`."""
+    def _switches_of(self, matches: Callable[[ast.Call], bool]) -> frozenset[str]:
+        """Names of the switches that guard a matching call: `if args.multiprocessing:`."""
         tests = (node for node in self.whole.nodes if isinstance(node, ast.If))
         guards = (
-            node for node in tests if any(is_meant(c) for each in node.body for c in calls_of(each))
+            node for node in tests if any(matches(c) for each in node.body for c in calls_of(each))
         )
         return frozenset(last_name(node.test) for node in guards) - {""}
 
     @cached_property
     def counts_nodes(self) -> frozenset[str]:
-        """Names for a number of nodes, which the code multiplies by the ranks per node:
-        `args.world_size = ngpus_per_node * args.world_size`."""
+        """Names for a number of nodes, recognized because the code multiplies them by the ranks per
+        node: `args.world_size = ngpus_per_node * args.world_size`."""
         products = (each for each in self.whole.assignments if isinstance(each.value, ast.BinOp))
         found = set()
         for node in products:
@@ -204,7 +206,7 @@ class Code:
 
     @cached_property
     def submits(self) -> bool:
-        """Whether the script submits its training to a scheduler with submitit, directly or in a
+        """Whether the script submits its training to a scheduler with submitit, itself or in a
         function that it calls."""
         if self.own.calls(*_EXECUTORS):
             return True
@@ -214,7 +216,7 @@ class Code:
         )
 
     def _number(self, node: ast.expr | None) -> int:
-        """A whole number, also that of a name that is set once; 0 where it is computed."""
+        """The value of an integer literal, or of a name assigned once; 0 if it is computed."""
         if isinstance(node, ast.Name):
             sets = self.whole.assignments
             values = [each.value for each in sets if node.id in map(last_name, each.targets)]
@@ -224,8 +226,8 @@ class Code:
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """Names that it divides by the number of ranks, as nanoGPT its accumulation steps: `x //=
-        world_size`, `x // world_size`, `int(args.x / ngpus_per_node)`."""
+        """Names that the code divides by the number of ranks, such as nanoGPT's accumulation steps:
+        `x //= world_size`, `x // world_size`, `int(args.x / ngpus_per_node)`."""
         splits = (
             keywords_of(call).get("split_batches") for call in self.whole.calls("Accelerator")
         )
@@ -241,15 +243,15 @@ class Code:
             else:
                 continue
             while isinstance(target, ast.BinOp) and isinstance(target.op, ast.FloorDiv | ast.Div):
-                target = target.left  # of `batch // micro_batch // world_size` the batch
+                target = target.left  # `batch` in `batch // micro_batch // world_size`
             if _RANKS.search(ast.unparse(divisor).lower()):
                 found.add(ast.unparse(target).rpartition(".")[2])
         return frozenset(found)
 
     @cached_property
     def in_tokens(self) -> frozenset[str]:
-        """Names that the code divides by a number of tokens: `total_batch_size // (B * T * world_size)`,
-        `batch % (micro_batch * seq_len)`."""
+        """Names that count tokens, recognized because the code divides them by a number of tokens:
+        `total_batch_size // (B * T * world_size)`, `batch % (micro_batch * seq_len)`."""
         found = set()
         for node in self.whole.nodes:
             if isinstance(node, ast.BinOp) and isinstance(
@@ -262,8 +264,9 @@ class Code:
 
     @cached_property
     def variables(self) -> dict[str, Any]:
-        """The environment variables that it reads, with their defaults: `os.environ.get("NAME",
-        "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no default is known."""
+        """The environment variables that the code reads, with their defaults:
+        `os.environ.get("NAME", "8")`, `os.getenv("NAME", 8)` and `os.environ["NAME"]`. None: no
+        literal default."""
         found: dict[str, Any] = {}
         for node in self.whole.nodes:
             given: list[ast.expr] = []
@@ -280,14 +283,13 @@ class Code:
 
     @cached_property
     def autocast(self) -> str:
-        """The number format that its calls of autocast, or of a trainer's class, name; of autocast
-        without one CUDA's own, fp16. Empty where they name none or several, or a variable
-        decides."""
+        """The number format of all calls of autocast and of trainer classes; fp16, CUDA's default,
+        for autocast without one. Empty if they use none or several formats, or a variable."""
         return next(iter(self._autocasts), "") if len(self._autocasts) == 1 else ""
 
     @cached_property
     def _autocasts(self) -> frozenset[str]:
-        """Each number format that such a call names."""
+        """The number formats that these calls use."""
         named: set[str] = set()
         for call in self.whole.calls("autocast"):
             if _OF_ACCELERATE.search(ast.unparse(call.func)):
@@ -309,7 +311,8 @@ class Code:
 
     @cached_property
     def of_policy(self) -> str:
-        """The precision in FSDP's mixed-precision policy, which a flag may enable; empty if unclear."""
+        """The precision in FSDP's mixed-precision policy, which a flag may enable; empty if
+        unclear."""
         calls = self.whole.calls("MixedPrecisionPolicy", "MixedPrecision")
         types = [keywords_of(call).get("param_dtype") for call in calls]
         named = {_FORMATS.get(ast.unparse(each), "") for each in types if each is not None}
@@ -317,8 +320,9 @@ class Code:
 
     @cached_property
     def shared_placement(self) -> tuple[str, int]:
-        """(`device_map` of the call that loads the model, its line), if it is the same on every
-        rank: 'auto' and its like, or a literal that names one device; an empty one otherwise."""
+        """(`device_map` of the call that loads the model, its line), if it places the model
+        identically on every rank: 'auto' and the like, or a literal that names one device; ("", 0)
+        otherwise."""
         for call in self.whole.calls("from_pretrained"):
             given = keywords_of(call).get("device_map")
             if given is not None and self.whole.value(given) not in (None, "cpu"):
@@ -327,7 +331,8 @@ class Code:
 
     @cached_property
     def plain_autocast(self) -> int:
-        """Line of an autocast that depends on no switch and on no check of the precision; 0: none."""
+        """Line of an autocast that depends on no switch and on no check of the precision; 0:
+        none."""
         tests = (node for node in self.whole.nodes if isinstance(node, ast.If | ast.IfExp))
         of_format = (node for node in tests if _OF_FORMAT.search(ast.unparse(node.test).lower()))
         decided = {id(part) for node in of_format for part in ast.walk(node)}
@@ -336,8 +341,8 @@ class Code:
 
     @cached_property
     def is_switched(self) -> bool:
-        """Whether a call of autocast is on or off by a value that its text does not say
-        (`enabled=USE_AMP`); whether there is a GPU is no such value."""
+        """Whether a value that the code does not set (`enabled=USE_AMP`) switches autocast on or
+        off. A check for a GPU does not count."""
         switches = (keywords_of(call).get("enabled") for call in self.whole.calls("autocast"))
         return any(
             self._switch(each) is None and not _OF_DEVICE.search(ast.unparse(each))
@@ -346,7 +351,7 @@ class Code:
         )
 
     def _switch(self, node: ast.expr) -> bool | None:
-        """Whether a switch is on, also if every assignment gives it the same value; None if
+        """The value of a switch, also if every assignment gives it the same value; None if
         unknown."""
         named, sets = last_name(node), self.whole.assignments
         values = [literal_or_none(s.value) for s in sets if named in map(last_name, s.targets)]
@@ -356,8 +361,8 @@ class Code:
 
     @cached_property
     def plain_on_cpu(self) -> int:
-        """Line by which it computes without autocast on CPUs, whatever it is told: `nullcontext()
-        if device_type == "cpu" else torch.autocast(...)`, or the same as statements. 0: none."""
+        """Line of code that disables autocast on CPUs, regardless of options: `nullcontext() if
+        device_type == "cpu" else torch.autocast(...)`, or the same as statements. 0: none."""
         for node in self.own.nodes:
             if isinstance(node, ast.IfExp | ast.If) and re.search(
                 "cpu|cuda", ast.unparse(node.test)
@@ -372,9 +377,9 @@ class Code:
 
     @cached_property
     def formats(self) -> frozenset[str]:
-        """Narrow precisions that the code names, such as `torch.bfloat16` and `model.half()`; the
-        precision of an autocast whose switch is unknown; and a variable that sets the precision
-        of a trainer's class."""
+        """16-bit formats that the code mentions, such as `torch.bfloat16` and `model.half()`; the
+        format of an autocast whose switch is unknown; and a variable that sets the precision of a
+        trainer class."""
         text = self.body if self.body.calls("backward") else self.whole
         told = map(_precision_of, text.calls(*_TRAINERS))
         names = {node.attr for node in text.nodes if isinstance(node, ast.Attribute)}
@@ -385,19 +390,20 @@ class Code:
 
     @cached_property
     def printed(self) -> tuple[Printed, ...]:
-        """Its print statements; those of its modules, too, where its own are none of a step."""
+        """Print statements of the script; also those of its modules, if the script's own are not
+        about steps."""
         own = tuple(print_statements(self.own))
         is_enough = patterns_of(own) or is_known(own)
         return own if is_enough else tuple(print_statements(self.whole))
 
     @cached_property
     def loops(self) -> tuple[CountedLoop, ...]:
-        """Its loops over a range within other loops."""
+        """Loops over a range inside other loops."""
         return tuple(counted_loops(self.own.tree))
 
     @cached_property
     def optimizers(self) -> tuple[str, ...]:
-        """The classes of optimizers that it makes, or gives to ZeroRedundancyOptimizer."""
+        """Classes of the optimizers that the code creates, or passes to ZeroRedundancyOptimizer."""
         found: dict[str, None] = {}
         for call in self.whole.calls():
             made = [called_name(call)] if call.args or call.keywords else []
@@ -408,26 +414,26 @@ class Code:
 
     @cached_property
     def loads_as(self) -> tuple[str, int]:
-        """(type of the weights, line) of the models that the nearest module loads (`loaded_as`).
+        """(dtype, line) of the models that the nearest module loads, as `loaded_as` returns it.
         Other modules may load other models."""
         loading = (each for each in self.modules if any(map(loads_a_model, each.calls())))
         return loaded_as(next(loading, self.whole))
 
     @cached_property
     def untyped(self) -> int:
-        """The line that loads a model without saying the type of its weights."""
+        """Line that loads a model without a dtype; 0: none."""
         return loaded_without_dtype(self.own)
 
     @cached_property
     def loaded(self) -> tuple[str, int] | None:
-        """(name, line) of the model that it loads, if its text names a single one and trains all
-        its weights."""
+        """(name, line) of the loaded model, if the code names exactly one and trains all its
+        weights; or else None."""
         return loaded_model(self.own)
 
     @cached_property
     def adapted(self) -> tuple[str, bool]:
-        """(the call that gives a model adapters, with its line; whether it is under no condition);
-        an empty one where there is none."""
+        """(the call that adds adapters to the model, with its line; whether it is unconditional);
+        ("", False) without adapters."""
         wraps = self.whole.calls("get_peft_model", "inject_adapter_in_model")
         given = {
             id(call): value for call in self.whole.calls() if (value := self._adapters_of(call))
@@ -435,14 +441,14 @@ class Code:
         found = wraps + [call for call in self.whole.calls() if id(call) in given]
         if not found:
             return "", False
-        plain = {id(node) for node in _plain_nodes(self.whole)}
-        sure = [
+        unconditional = {id(node) for node in _unconditional_nodes(self.whole)}
+        certain = [
             call
             for call in found
-            if id(call) in plain and (id(call) not in given or _is_lora(given[id(call)]))
+            if id(call) in unconditional and (id(call) not in given or _is_lora(given[id(call)]))
         ]
-        call = next(iter(sure or found))
-        return f"{called_name(call)} in line {call.lineno}", bool(sure)
+        call = next(iter(certain or found))
+        return f"{called_name(call)} in line {call.lineno}", bool(certain)
 
     def _adapters_of(self, call: ast.Call) -> ast.expr | None:
         """The adapters that a call passes to a trainer, which adds them to the model; None without
@@ -458,19 +464,20 @@ class Code:
 
     @cached_property
     def adapters(self) -> Mapping[str, Any] | None:
-        """The adapters of its text as a workload has them; None where it does not say them
-        plainly."""
+        """The adapters in the code, as `peft` of a workload; None if they cannot be read from
+        it."""
         return written_adapters(self.whole)
 
     @cached_property
     def _given_targets(self) -> list[ast.expr]:
-        """`target_modules` of each LoraConfig."""
+        """The argument `target_modules` of each LoraConfig."""
         given = (keywords_of(call).get("target_modules") for call in self.whole.calls("LoraConfig"))
         return [each for each in given if each is not None]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The matrices that its text gives adapters (`LoraConfig(target_modules=[...])`)."""
+        """The matrices with adapters (`LoraConfig(target_modules=[...])`); empty if there are
+        several LoraConfigs, or none."""
         found = [literal_or_none(given) for given in self._given_targets]
         if len(found) != 1:
             return ()
@@ -478,14 +485,14 @@ class Code:
 
     @property
     def computes_targets(self) -> bool:
-        """Whether its text computes them."""
+        """Whether `target_modules` is computed."""
         return any(
             isinstance(each, ast.Call | ast.Name | ast.ListComp) for each in self._given_targets
         )
 
     @cached_property
     def pipelined(self) -> str:
-        """The call of its text that makes pipeline stages; empty: there is none."""
+        """The call that creates pipeline stages; empty: there is none."""
         for call in self.whole.calls("PipelineModule", "PipelineStage"):
             stages = keywords_of(call).get("num_stages")
             if literal_or_none(stages) != 1:
@@ -495,61 +502,62 @@ class Code:
 
     @cached_property
     def initializes_deepspeed(self) -> bool:
-        """Whether its text makes an engine of DeepSpeed."""
+        """Whether the script calls `deepspeed.initialize`."""
         calls = self.own.calls("initialize")
         return any(ast.unparse(call.func) == "deepspeed.initialize" for call in calls)
 
     @cached_property
     def shards(self) -> bool:
-        """Whether a call of torch's FSDP is anywhere in its text or in a module that it imports,
-        under whatever condition, or has FSDP's class wrap modules (`enable_wrap`)."""
+        """Whether the script or a module that it imports calls torch's FSDP under any condition, or
+        wraps modules in FSDP's class (`enable_wrap`)."""
         wraps = (keywords_of(call).get("wrapper_cls") for call in self.whole.calls())
         is_wrapped = any(last_name(each) in _SHARDS for each in wraps if each is not None)
         return is_wrapped or any(map(_stage, self.whole.calls(*_SHARDS)))
 
     @cached_property
     def offloads(self) -> str:
-        """The call by which FSDP may keep weights on the host, with its line; empty: there is
+        """The call with which FSDP may keep weights on the host, with its line; empty: there is
         none."""
         call = next(filter(_offloads, self.whole.calls()), None)
         if call is None:
             return ""
-        is_plain = any(node is call for node in _plain_nodes(self.whole))
+        is_plain = any(node is call for node in _unconditional_nodes(self.whole))
         return f"{called_name(call)} in line {call.lineno}{'' if is_plain else UNDER_CONDITION}"
 
     @cached_property
     def offloads_if(self) -> frozenset[str]:
-        """Names of the switches that this call depends on."""
+        """Names of the switches that guard that call."""
         return self._switches_of(_offloads)
 
     @cached_property
     def casts_nothing(self) -> bool:
-        """Whether it makes adapters itself, and skips PEFT's preparation for 4 bits."""
+        """Whether the code adds adapters itself but skips PEFT's `prepare_model_for_kbit_training`,
+        so that nothing is cast to fp32."""
         return "get_peft_model" in self.whole.names and _PREPARES not in self.whole.names
 
     @cached_property
     def recomputes_4_bits(self) -> bool:
-        """Whether it recomputes activations beside weights in 4 bits."""
+        """Whether PEFT's preparation for 4-bit weights switches recomputation on."""
         return any(map(_recomputes_4_bits, self.body.calls(_PREPARES)))
 
     @cached_property
     def in_code(self) -> dict[str, InCode]:
-        """What it gives each knob whatever it is told; of several, what shards most, and else the
-        first."""
+        """The knobs that the code sets unconditionally. Of several values the first one counts,
+        except for the ZeRO stage, where the highest counts."""
         found: dict[str, InCode] = {}
-        for node in _plain_nodes(self.body):
-            for knob, value in _done_by(node).items():
+        for node in _unconditional_nodes(self.body):
+            for knob, value in _knobs_set_by(node).items():
                 if knob not in found or (knob == "zero_stage" and value > found[knob].value):
                     found[knob] = InCode(value, getattr(node, "lineno", 0))
         return found
 
 
 NO_CODE = Code()
-"""of a program whose text is not known"""
+"""for a program whose code is unknown"""
 
 
 def _precision_of(call: ast.Call) -> ast.expr | None:
-    """What a trainer's class is told of the number format."""
+    """The argument of a trainer class that sets the number format; None without one."""
     given = keywords_of(call)
     return given.get("precision") or given.get("mixed_precision")
 
@@ -558,19 +566,19 @@ def _is_lora(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and called_name(node) == "LoraConfig"
 
 
-def _plain_nodes(text: Text) -> list[ast.AST]:
-    """The nodes of what runs under no condition."""
-    plain = list(_plain(text.tree.body))
+def _unconditional_nodes(text: Text) -> list[ast.AST]:
+    """Nodes of the statements that run unconditionally."""
+    plain = list(_unconditional(text.tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
     every = {called_name(call) for call in text.calls()}
     for function in text.functions:
         if function.name in calls or function.name not in every:
-            plain += _plain(function.body)
+            plain += _unconditional(function.body)
     return plain
 
 
-def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of the statements that no test guards, in no function within."""
+def _unconditional(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Nodes of the statements under no test, without nested functions."""
     for statement in body:
         is_test = isinstance(statement, ast.If)
         if isinstance(statement, ast.If) and not _GUARDS_NOTHING.fullmatch(
@@ -582,16 +590,16 @@ def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
         yield statement
         for name, value in ast.iter_fields(statement):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                yield from _plain(value) if not (is_test and name == "orelse") else ()
+                yield from _unconditional(value) if not (is_test and name == "orelse") else ()
             elif (
                 isinstance(value, ast.expr) and name != "test" and not isinstance(value, ast.IfExp)
             ):
                 yield from ast.walk(value)
 
 
-def _done_by(node: ast.AST) -> dict[str, Any]:
+def _knobs_set_by(node: ast.AST) -> dict[str, Any]:
     if isinstance(node, ast.Call):
-        return _done_by_call(node, called_name(node), keywords_of(node))
+        return _knobs_set_by_call(node, called_name(node), keywords_of(node))
     if not isinstance(node, ast.Assign) or len(node.targets) > 1:
         return {}
     target = ast.unparse(node.targets[0])
@@ -601,10 +609,10 @@ def _done_by(node: ast.AST) -> dict[str, Any]:
     return {"compile": True} if compiles and _MODEL.fullmatch(target) else {}
 
 
-def _done_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> dict[str, Any]:
-    if isinstance(of_fsdp := literal_or_none(given.get("fsdp_config")), dict):
-        recomputes = of_fsdp.get("activation_checkpointing") is True
-        keeps_weights = of_fsdp.get("reshard_after_forward") is False
+def _knobs_set_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> dict[str, Any]:
+    if isinstance(fsdp_config := literal_or_none(given.get("fsdp_config")), dict):
+        recomputes = fsdp_config.get("activation_checkpointing") is True
+        keeps_weights = fsdp_config.get("reshard_after_forward") is False
         return {
             **({"recompute": "full"} if recomputes else {}),
             **({"zero_stage": 2} if keeps_weights else {}),
@@ -621,13 +629,13 @@ def _done_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> d
 
 
 def _recomputes_4_bits(call: ast.Call) -> bool:
-    """Whether a call of PEFT's preparation for 4 bits switches recomputation on."""
+    """Whether a call of PEFT's preparation for 4-bit weights switches recomputation on."""
     switch = keywords_of(call).get("use_gradient_checkpointing", next(iter(call.args[1:]), None))
     return switch is None or literal_or_none(switch) is True
 
 
 def _stage(call: ast.Call) -> int:
-    """The ZeRO stage that a call of torch's FSDP amounts to; 0 where it shards nothing."""
+    """The ZeRO stage equivalent to a call of torch's FSDP; 0 if it does not shard."""
     given = keywords_of(call)
     strategy = ast.unparse(given["sharding_strategy"]) if "sharding_strategy" in given else ""
     if strategy.endswith("NO_SHARD"):

@@ -1,15 +1,15 @@
-"""`autotune init` of a script: its first spec. The script is read, not run; each value's comment
-says where it was found.
+"""The first spec that `autotune init` writes for a Python script. The script is parsed, not run.
+Each value's comment says where the value was found.
 
-    argv      the launcher, the script, and one word for each option that stands for a knob or a figure of the workload
-    space     the values that the script can be told; a knob without an option has one value
-    baseline  what the script is started with today, where a launch script says so, else its own defaults
+    argv      launcher, script, and one argument for each option that sets a knob or a workload field
+    space     the values that the script's options accept; a knob without an option has one value
+    baseline  the options that a launch script passes today, or else the script's defaults
 
-What the script does not say (its cluster, often its model) stands there as a stand-in, and is
-listed as to be filled in.
+Fields that the script does not define (the cluster, often the model) get a placeholder value and
+are listed in `fill_in`.
 
-What a training has in place of what only trials are told: the user's own steps, seed, saving,
-logging and trackers, for the exported launch.
+Trials override steps, seed, saving, logging and trackers. `training` holds the user's values of
+these options, for the exported launch.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import nested
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
-"""stand-ins for figures that the script does not say"""
+"""placeholders for fields that the script does not define"""
 _WITH_WORDS = ("recompute", "zero_stage", "compile", "sequence_parallel")
-"""knobs, beside the precision, that an option tells in words of its own"""
+"""knobs, besides precision, whose options take words instead of numbers"""
 
 
 def script_draft(
     script: Script, place: Place, *, cwd: Path, source: Path, model: str | None = None, folder: Path
 ) -> Draft:
-    """The draft for a script; `cwd`: where it runs, `source`: the file that was read, `folder`: of
-    the spec, against which its paths are read. Raises `SpecError` for a script that only submits
-    the training."""
+    """Returns the draft for a script. `cwd`: where the script runs; `source`: the file that the
+    user passed; `folder`: the folder of the spec, which its paths are relative to. Raises
+    `SpecError` if the script only submits the training to a scheduler."""
     if script.code.submits:
         raise SpecError(
             f"{script.name} submits the training to a scheduler with submitit, so a trial would end when its job is queued",
@@ -112,76 +112,76 @@ def script_draft(
         found.without_sharding()
     trainer = _trainer(today, source, os.path.relpath(cwd.resolve(), folder.resolve()))
     metrics = next((dict(part.value) for part in trainer if part.key == "metrics"), {})
-    shape = _model(found, model, cwd, folder)
+    model_entry = _model(found, model, cwd, folder)
     workload, unsaid = _workload(today)
-    why_none = _no_baseline(today)
-    fill_in = [*place.fill_in, *(["model"] if "fill in" in shape.comment else [])]
+    no_baseline_reason = _no_baseline(today)
+    fill_in = [*place.fill_in, *(["model"] if "fill in" in model_entry.comment else [])]
     if found.required or _tunes_nothing(found):
         fill_in.append("trainer.argv")
     fill_in += unsaid
-    if _formats_unsaid(found) or _is_format_unknown(found):
+    if _formats_without_switch(found) or _is_format_unknown(found):
         fill_in.append("space.precision")
-    if why_none:
+    if no_baseline_reason:
         fill_in.append("baseline")
-    has_none = why_none or not today.micro_batch_size
+    has_none = no_baseline_reason or not today.micro_batch_size
     baseline = Entry(key="baseline") if has_none else _baseline(today)
     notes = [
-        _what_reads(found),
-        *_what_variables_tell(found),
-        *_what_starts(script, source),
-        *_what_is_beyond(script),
+        _parser_note(found),
+        *_variable_notes(found),
+        *_launch_notes(script, source),
+        *_unpredicted_notes(script),
     ]
-    # what is sharded is kept in fp32
+    # sharded weights are kept in fp32
     if "zero_stage=" not in str(baseline.value):
-        notes += _what_weights(script)
-    away = "" if script.is_off(script.code.offloads_if) else script.code.offloads
+        notes += _weight_type_notes(script)
+    offloading = "" if script.is_off(script.code.offloads_if) else script.code.offloads
     if script.started is not None:
         notes += unread_files(script.started, cwd)
-        away = offloaded_weights(script.started, cwd) or away
-    if away:
-        so = (
+        offloading = offloaded_weights(script.started, cwd) or offloading
+    if offloading:
+        consequence = (
             f"; if {script.name} keeps them on the host,"
-            if away.endswith(UNDER_CONDITION)
+            if offloading.endswith(UNDER_CONDITION)
             else ", so"
         )
         notes.append(
-            f"{NOT_COUNTED}{ON_HOST} ({away}), planned on the GPU, which is faster{so} {NEEDS_LESS}"
+            f"{NOT_COUNTED}{ON_HOST} ({offloading}), planned on the GPU, which is faster{consequence} {NEEDS_LESS}"
         )
     if _tunes_nothing(found):
-        notes.append(_how_to_be_told(found))
-    if why_none:
+        notes.append(_no_options_note(found))
+    if no_baseline_reason:
         notes.append(
-            f"no baseline: {why_none}; add the current settings of {source.name} as `baseline:`"
+            f"no baseline: {no_baseline_reason}; add the current settings of {source.name} as `baseline:`"
         )
     if is_plain:
         notes.append(
             f"on CPUs {script.name} always computes in fp32 (line {script.code.plain_on_cpu}), so precision stays fp32"
         )
-    is_told = found.template or "zero_stage" in {*found.used, *found.fixed}
-    if script.code.shards and today.ranks > 1 and not is_told:
+    sets_sharding = found.template or "zero_stage" in {*found.used, *found.fixed}
+    if script.code.shards and today.ranks > 1 and not sets_sharding:
         notes.append(
             f"{NOT_COUNTED}sharding under a condition or in a module that {script.name} imports, planned as no sharding; if {script.name} shards, {NEEDS_LESS}"
         )
-    told = found.template
-    is_known = "recompute" in {*found.used, *found.fixed}
-    if told and "activation_checkpointing" in told.document and not is_known:
+    template = found.template
+    sets_recompute = "recompute" in {*found.used, *found.fixed}
+    if template and "activation_checkpointing" in template.document and not sets_recompute:
         notes.append(
-            f"{NOT_COUNTED}activation checkpointing, for which {told.given} has settings, planned as off; if {script.name} recomputes, {NEEDS_LESS}"
+            f"{NOT_COUNTED}activation checkpointing, for which {template.given} has settings, planned as off; if {script.name} recomputes, {NEEDS_LESS}"
         )
-    if why_one := _one_config(today):
-        tell = (
+    if one_config_reason := _one_config(today):
+        remedy = (
             "move accumulation_steps from trainer.fixed to trainer.overrides"
             if "accumulation_steps" in found.fixed
             else "write {accumulation_steps} as the value of the accumulation option in trainer.argv"
         )
         notes.append(
-            f"{why_one}: list the possible batches under workload.global_batch_size, or {tell}"
+            f"{one_config_reason}: list the possible batches under workload.global_batch_size, or {remedy}"
         )
-    if unprinted := _what_is_not_printed(script, metrics):
+    if unprinted := _missing_log_lines(script, metrics):
         notes.append(unprinted)
     if dropped := left_out(found, place):
         notes.append(OMITTED.format(", ".join(dropped)))
-    notes += _what_is_off(today, source)
+    notes += _difference_notes(today, source)
     heading = (
         f"A first spec for {source.name}, written by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
         "Next, fill in what the comments ask for, then run `autotune check` (five real steps) and `autotune tune`.",
@@ -191,7 +191,7 @@ def script_draft(
         heading=heading,
         entries=filled(
             Entry(key="name", value=file_name(source.name)),
-            shape,
+            model_entry,
             where,
             workload,
             _space_entry(today),
@@ -210,52 +210,55 @@ def script_draft(
 
 
 def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:
-    """How trials start it; `cwd`: where it runs, relative to the spec."""
+    """The parts of the spec's `trainer` section. `cwd`: where the program runs, relative to the
+    spec."""
     found, place, script = today.found, today.place, today.found.script
-    asked = "fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'"
+    argv_comment = "fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'"
     env = dict(script.started.env) if script.started else {}
-    why = [f"as {source.name} exports it"] if script.started else []
+    env_reasons = [f"as {source.name} exports it"] if script.started else []
     if _uses_accelerate(script) and place.is_cpu:
-        why = [
+        env_reasons = [
             "without ACCELERATE_USE_CPU, accelerate (and transformers' Trainer) trains separately on each CPU rank"
         ]
         env["ACCELERATE_USE_CPU"] = "true"
-    if own := found.variables:
-        why.append(f"trials set {', '.join(own)}")
-    kept = {name: braced(text) for name, text in env.items()}
+    if variables := found.variables:
+        env_reasons.append(f"trials set {', '.join(variables)}")
+    exported = {name: braced(text) for name, text in env.items()}
     files = " and ".join(file.given for file in (found.template, found.settings) if file)
     metrics = patterns_of(script.code.printed)
     if set(metrics) == {"step"} and "tqdm" in script.code.imports:
-        metrics = {}  # patterns would hide the rate and the loss of its bar
+        metrics = {}  # patterns would hide the rate and the loss that the tqdm bar shows
     return filled(
         Entry(key="kind", value="command"),
         Entry(key="cwd", value=cwd, comment="where the program runs, relative to this file"),
         Entry(
             key="argv",
             items=tuple(argv_of(found, place)),
-            comment=asked if _tunes_nothing(found) else "",
+            comment=argv_comment if _tunes_nothing(found) else "",
             below=tuple(ideas_of(found)),
         ),
-        Entry(key="env", value={**kept, **own}, comment="; ".join(why)),
+        Entry(key="env", value={**exported, **variables}, comment="; ".join(env_reasons)),
         Entry(key="values", value=values_of(found)),
         Entry(key="files", value=found.files, comment=f"{files}, as each trial gets it"),
-        Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script)),
+        Entry(key="fixed", value=dict(found.fixed), comment=_fixed_comment(script)),
         Entry(
             key="training",
             value=training_of(found),
             comment="values that launch.sh uses instead; null omits the argument",
         ),
         Entry(key="metrics", value=metrics, comment="from the script's print statements"),
-        *(_counts(found) if metrics else ()),
+        *(_counts_entry(found) if metrics else ()),
     )
 
 
 def training_of(found: OptionMatches) -> dict[str, Any]:
-    """The option `training` of the trainer: by word of `argv`, `steps` and `seed`, what the script
-    is started with today; null where it is told nothing."""
-    given: dict[str, list[str]] = {}
+    """The trainer's option `training`: for each argument that trials override, the user's current
+    value; None if the launch does not set it."""
+    words_by_option: dict[str, list[str]] = {}
     for argument in found.script.arguments:
-        given.setdefault(argument.name, []).extend(written(argument, found.script.is_read))
+        words_by_option.setdefault(argument.name, []).extend(
+            written(argument, found.script.is_read)
+        )
     training: dict[str, Any] = {}
     for target in NUMBERS:
         if target in found.used:
@@ -264,36 +267,40 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
             # -1 stands for no limit
             training[target] = value if type(value) is int and value >= 0 else None
     for word in trial_words(found):
-        own = given.get(word.lstrip("-+").partition("=")[0].replace("-", "_"), [])
-        mine = own[0] if len(own) == 1 else own or None
-        if mine != word:
-            training[word] = mine
+        launched = words_by_option.get(word.lstrip("-+").partition("=")[0].replace("-", "_"), [])
+        users_words = launched[0] if len(launched) == 1 else launched or None
+        if users_words != word:
+            training[word] = users_words
     in_file = {path: of_user for path, (_, of_user) in found.of_run.items()}
     if (interval := found.log_interval) and interval.is_in_file:
         in_file[interval.name] = interval.present
     if in_file and found.settings:
         training[found.settings.name] = nested(in_file)
-    if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
-        training[APPEND] = watched
+    if tracker_words := [
+        word for option in found.trackers for word in words_by_option.get(option.name, ())
+    ]:
+        training[APPEND] = tracker_words
     return training
 
 
-def _decided_by(script: Script) -> str:
-    """What fixes knobs: settings, or code that no option changes."""
-    made = ((f"{knob}={str(it.value).lower()}", it.line) for knob, it in script.in_code.items())
-    lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in made)
+def _fixed_comment(script: Script) -> str:
+    """The comment of `fixed`: which settings or lines of code fix these knobs."""
+    set_in_code = (
+        (f"{knob}={str(it.value).lower()}", it.line) for knob, it in script.in_code.items()
+    )
+    lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in set_in_code)
     return f"decided by the program's settings{f' or code: {lines}' if lines else ''}"
 
 
 def _is_on_cpu(script: Script) -> bool:
-    """Whether an option says that it runs on the CPU."""
+    """Whether an option selects the CPU as device."""
     devices = (o for o in script.options if re.fullmatch("device(_type)?|accelerator", o.last))
     return any(str(option.present).startswith("cpu") for option in devices)
 
 
-def _counts(found: OptionMatches) -> Iterator[Entry]:
-    """What a line of the log counts, where the loop over the micro-batches of a step stands beside
-    the print statement, or around it."""
+def _counts_entry(found: OptionMatches) -> Iterator[Entry]:
+    """The entry `counts`, which says whether one log line covers a step or a micro-batch. Only if
+    the loop over the micro-batches is directly around the print statement, or next to it."""
     if "accumulation_steps" not in found.used:
         return
     name = found.used["accumulation_steps"].option.name
@@ -307,20 +314,20 @@ def _counts(found: OptionMatches) -> Iterator[Entry]:
             return
 
 
-def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
-    """Number formats that the program's code names, where neither an option nor a setting says
-    which one it trains in."""
+def _formats_without_switch(found: OptionMatches) -> tuple[str, ...]:
+    """Number formats mentioned in the code, if neither an option nor a setting selects one."""
     return () if _is_format_said(found) else tuple(sorted(found.script.code.formats))
 
 
 def _is_format_unknown(found: OptionMatches) -> bool:
-    """Whether nothing says the number format, of a program whose code was not found or not
-    understood, or whose options or steps are where nobody looked."""
+    """Whether the number format cannot be determined: no option or setting selects it, and the code
+    was not found, was not understood, or keeps its options or its training loop in files that were
+    not read."""
     script = found.script
-    is_elsewhere = not script.parser and any(argument.name for argument in script.arguments)
-    is_hidden = not script.is_read or is_elsewhere or bool(script.unread)
-    is_away = not script.code.own.calls("backward") and bool(script.overridden)
-    is_hidden |= is_away or (_tunes_nothing(found) and not script.code.whole.calls("backward"))
+    has_unknown_parser = not script.parser and any(argument.name for argument in script.arguments)
+    is_hidden = not script.is_read or has_unknown_parser or bool(script.unread)
+    has_no_loop = not script.code.own.calls("backward") and bool(script.overridden)
+    is_hidden |= has_no_loop or (_tunes_nothing(found) and not script.code.whole.calls("backward"))
     return is_hidden and not _is_format_said(found)
 
 
@@ -329,7 +336,7 @@ def _is_format_said(found: OptionMatches) -> bool:
 
 
 def _precisions(found: OptionMatches) -> list[Any]:
-    """The number formats that it can be told, that of today first."""
+    """The number formats that the script can be set to, the current one first."""
     if used := found.used.get("precision"):
         return [value for value in used.values if value != "fp8" or used.default == "fp8"]
     flags, plain = found.precision_flags, found.plain_format
@@ -340,42 +347,41 @@ def _precisions(found: OptionMatches) -> list[Any]:
 
 
 def _worth_trying(found: OptionMatches, place: Place) -> list[Any]:
-    """The number format of today, and those that it can be told and that may be faster where it
-    runs.
+    """The current number format, then the others that may be faster on this hardware.
 
-    On GPUs bf16 is faster than fp32 and as fast as fp16, which needs its losses scaled; fp32 is
-    slower than all others. fp16 is faster than fp32 where bf16 is not to be had. On CPUs it depends
-    on the processor, but nobody trains in fp16 there. Of a program whose format is not known, all.
+    On GPUs bf16 is faster than fp32 and as fast as fp16, which also needs loss scaling. fp16 is
+    faster than fp32 on GPUs without bf16. On CPUs it depends on the processor, but fp16 is not used
+    for training there. If the current format is unknown, all formats are returned.
     """
-    today, *others = _precisions(found)
+    current, *others = _precisions(found)
     cluster = named_cluster(place.name)
     if _is_format_open(found):
         worth = others
     elif place.is_cpu:
         worth = [each for each in others if each != "fp16"]
-    elif today == "bf16":
+    elif current == "bf16":
         worth = []
     else:
         is_known = cluster is None or "bf16" in cluster.gpu.peak_flops_per_s
-        faster = ["bf16" if is_known and "bf16" in (today, *others) else "fp16"]
-        faster += ["tf32"] if today in ("fp32", "tf32") else []
+        faster = ["bf16" if is_known and "bf16" in (current, *others) else "fp16"]
+        faster += ["tf32"] if current in ("fp32", "tf32") else []
         worth = [each for each in others if each in faster]
-    return [today, *worth]
+    return [current, *worth]
 
 
 def _is_format_open(found: OptionMatches) -> bool:
-    """Whether nothing says which format it trains in today."""
+    """Whether an option selects the format, but its current value is unknown."""
     return "precision" in found.used and found.used["precision"].default is None
 
 
 def _space(today: LaunchToday) -> dict[str, Any]:
     found, micro, space = today.found, today.micro_batch_size, dict[str, Any]()
-    if today.is_alone or today.is_part or _spawns_unasked(found):
+    if today.is_alone or today.is_part or _spawns_fixed_number(found):
         space["world_sizes"] = [today.ranks_of_trials]
     if "micro_batch_size" in found.used or (micro and found.divides_batch):
         offered = found.choices("micro_batch_size") or around(micro or BATCH)
         batch, _, is_open = today.batch
-        if isinstance(batch, int) and not is_open:  # the others are in no step of that batch
+        if isinstance(batch, int) and not is_open:  # other sizes do not divide the batch
             offered = [each for each in offered if batch % each == 0] or offered
         space["micro_batch_size"] = offered
     elif micro:
@@ -394,8 +400,8 @@ def _space(today: LaunchToday) -> dict[str, Any]:
 
 
 def _one_config(today: LaunchToday) -> str:
-    """Why the batch leaves one micro-batch alone: no option accumulates, or the text accumulates a
-    fixed number; empty elsewhere."""
+    """Why the fixed batch allows only one micro-batch size: no option sets the accumulation, or the
+    code fixes it. Empty if several sizes are possible."""
     batch, found, steps = today.batch[0], today.found, "accumulation_steps"
     is_free = found.accumulates and steps not in found.fixed
     if not today.micro_batch_size or is_free or not isinstance(batch, int):
@@ -413,7 +419,7 @@ def _space_entry(today: LaunchToday) -> Entry:
 
 
 def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
-    """(the workload, what of it is to be filled in)"""
+    """(the entry `workload`, names of its fields to be filled in)"""
     found, script = today.found, today.found.script
     batch, why, is_open = today.batch
     seq_len, loop = found.count("seq_len"), _loop(script)
@@ -434,24 +440,24 @@ def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
             unfused_attention=is_unfused(script),
         ),
     }
-    told = f"seq_len: {found.where('seq_len')}"
-    open_ = [
+    length_source = f"seq_len: {found.where('seq_len')}"
+    missing = [
         name
-        for name, is_said in (("seq_len", seq_len), ("global_batch_size", not is_open))
-        if not is_said
+        for name, is_known in (("seq_len", seq_len), ("global_batch_size", not is_open))
+        if not is_known
     ]
-    length = told if seq_len else "fill in: seq_len, tokens per sequence"
-    asked = "fill in: global_batch_size," if is_open else "batch:"
-    entry = Entry(key="workload", value=value, comment=f"{length}; {asked} {why}")
-    return entry, tuple(f"workload.{name}" for name in open_)
+    length = length_source if seq_len else "fill in: seq_len, tokens per sequence"
+    batch_comment = "fill in: global_batch_size," if is_open else "batch:"
+    entry = Entry(key="workload", value=value, comment=f"{length}; {batch_comment} {why}")
+    return entry, tuple(f"workload.{name}" for name in missing)
 
 
 def _no_baseline(today: LaunchToday) -> str:
-    """Why what it is started with is no config of a study; empty where it is one."""
+    """Why the current launch is not a valid config of the study; empty if it is one."""
     found, micro = today.found, today.micro_batch_size
     if found.script.unread and not found.script.options:
         return f"autotune does not understand {found.script.unread}"
-    if formats := _formats_unsaid(found):
+    if formats := _formats_without_switch(found):
         return f"the script mentions {' and '.join(formats)}, but it is unclear whether it trains in that format, so `space.precision` is a placeholder"
     if held := found.script.held_elsewhere:
         return f"the script does not set {held}, which may contain options of the program"
@@ -483,13 +489,13 @@ def _no_baseline(today: LaunchToday) -> str:
 
 
 def _steps_by_deepspeed(found: OptionMatches) -> int | None:
-    """The accumulation that DeepSpeed's file gives."""
+    """Accumulation steps given by DeepSpeed's file; None if it gives none."""
     return next((o.given for o in found.of_deepspeed if o.name == "accumulation_steps"), None)
 
 
 def _baseline(today: LaunchToday) -> Entry:
-    """What the script is started with: nothing where a part of it is not known, because speedups
-    over another config mean nothing."""
+    """The entry `baseline`: the config that the script is launched with today. Called only if all
+    of it is known, because a speedup over any other config means nothing."""
     found, template = today.found, today.found.template
     values: dict[str, Any] = {"dp": 1} if today.is_alone else {}
     if today.degrees or today.is_part:
@@ -497,7 +503,7 @@ def _baseline(today: LaunchToday) -> Entry:
     values |= {"micro_batch_size": today.micro_batch_size, "precision": _precisions(found)[0]}
     if not found.accumulates:
         values["accumulation_steps"] = 1
-    values |= {knob: told[0] for knob in _WITH_WORDS if (told := found.values(knob))}
+    values |= {knob: words[0] for knob in _WITH_WORDS if (words := found.values(knob))}
     values |= {"zero_stage": template.stages[0]} if template else {}
     comment = "as launched" if found.script.started else "the script's defaults"
     if today.is_elsewhere:
@@ -511,42 +517,45 @@ def _tunes_nothing(found: OptionMatches) -> bool:
 
 
 def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> Entry:
-    """The model that is asked for or named, else its shape, else a stand-in."""
+    """The entry `model`: the model that the user asked for, or else the one that the script names,
+    or else the shape that its options set, or else a placeholder."""
     if asked is not None:
         return Entry(key="model", value=asked)
-    stand_in = Entry(
+    placeholder = Entry(
         key="model",
         value=MODEL,
         comment="fill in: a name from `autotune models`, a config.json, or the shape",
     )
     if second_models(found.script):
-        return stand_in
-    named, at = found.default("model"), found.where("model")
-    if isinstance(named, str) and (known := model_named(named, cwd, folder)):
-        return Entry(key="model", value=known[0], comment=known[1] or at)
+        return placeholder
+    named, source = found.default("model"), found.where("model")
+    if isinstance(named, str) and (match := model_named(named, cwd, folder)):
+        return Entry(key="model", value=match[0], comment=match[1] or source)
     if named is None and found.script.code.loaded:
         loaded, line = found.script.code.loaded
-        if known := model_named(loaded, cwd, folder):
-            where = f"{known[1]} (line {line})" if known[1] else f"line {line}"
-            return Entry(key="model", value=known[0], comment=where)
-    told = {each.last: each.present for each in found.script.options}
-    if named is None and (built := built_model(found.script.code.own, told)):
+        if match := model_named(loaded, cwd, folder):
+            where = f"{match[1]} (line {line})" if match[1] else f"line {line}"
+            return Entry(key="model", value=match[0], comment=where)
+    current_values = {each.last: each.present for each in found.script.options}
+    if named is None and (built := built_model(found.script.code.own, current_values)):
         fields, line = built
         lacks = "; fill in: vocab_size" if fields["vocab_size"] is None else ""
         value = fields | {"vocab_size": fields["vocab_size"] or VOCAB_SIZE}
         return Entry(key="model", value=value, comment=f"line {line}{lacks}")
-    sizes = {target: found.count(target) for target in SHAPE}
-    of_options = [found.used[target].option for target in SHAPE if target in found.used]
-    is_default = found.script.held_elsewhere and not any(each.given for each in of_options)
-    routes_unsaid = (found.count("num_experts") or 1) > 1 and not found.count("experts_per_token")
+    shape = {target: found.count(target) for target in SHAPE}
+    shape_options = [found.used[target].option for target in SHAPE if target in found.used]
+    is_default = found.script.held_elsewhere and not any(each.given for each in shape_options)
+    lacks_experts_per_token = (found.count("num_experts") or 1) > 1 and not found.count(
+        "experts_per_token"
+    )
     if (
         is_default
         or found.of_other_models
-        or routes_unsaid
-        or None in [sizes[each] for each in SHAPE[:3]]
+        or lacks_experts_per_token
+        or None in [shape[each] for each in SHAPE[:3]]
     ):
-        return stand_in
-    return _shape(found, {**sizes, "vocab_size": sizes["vocab_size"] or VOCAB_SIZE})
+        return placeholder
+    return _shape(found, {**shape, "vocab_size": shape["vocab_size"] or VOCAB_SIZE})
 
 
 _USUAL_SHAPE = {
@@ -555,32 +564,34 @@ _USUAL_SHAPE = {
     "gated_mlp": "a plain MLP (not gated)",
     "tied_embeddings": "a head that is not tied to the embedding",
 }
-"""what is taken for granted of a shape that does not say it"""
+"""assumptions about fields of a shape that the script does not set, as messages say them"""
 
 
 def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
-    """The model by the sizes that the program is told, with what they leave open."""
-    said: dict[str, Any] = {name: found.count(name) for name in MORE_OF_SHAPE}
+    """The entry `model` with the shape that the program's options set. Its comment names what is
+    assumed."""
+    extra: dict[str, Any] = {name: found.count(name) for name in MORE_OF_SHAPE}
     ratio = found.default("ffn_ratio")
-    if isinstance(ratio, int | float) and ratio > 0 and not said["ffn_hidden_size"]:
-        said["ffn_hidden_size"] = round(ratio * sizes["hidden_size"])
+    if isinstance(ratio, int | float) and ratio > 0 and not extra["ffn_hidden_size"]:
+        extra["ffn_hidden_size"] = round(ratio * sizes["hidden_size"])
     gate = found.used.get("gated_mlp")
-    if gate and gate.option.last == "activation_type" and said["ffn_hidden_size"]:
-        said["ffn_hidden_size"] //= 2  # OLMo counts the gate with it
-    if said["num_experts"] == 1:
-        said["num_experts"] = said["experts_per_token"] = None
-    told = {name: size for name, size in said.items() if size}
-    told |= {name: found.default(name) for name in FLAGS_OF_SHAPE if name in found.used}
-    open_ = ", ".join(words for name, words in _USUAL_SHAPE.items() if name not in told)
+    if gate and gate.option.last == "activation_type" and extra["ffn_hidden_size"]:
+        extra["ffn_hidden_size"] //= 2  # OLMo counts the gate with it
+    if extra["num_experts"] == 1:
+        extra["num_experts"] = extra["experts_per_token"] = None
+    shape = {name: size for name, size in extra.items() if size}
+    shape |= {name: found.default(name) for name in FLAGS_OF_SHAPE if name in found.used}
+    assumptions = ", ".join(words for name, words in _USUAL_SHAPE.items() if name not in shape)
     comments = [] if found.count("vocab_size") else ["fill in: vocab_size"]
-    comments += [f"assumed to have {open_}"] if open_ else []
-    value = {**sizes, **{name: size for name, size in told.items() if size}}
+    comments += [f"assumed to have {assumptions}"] if assumptions else []
+    value = {**sizes, **{name: size for name, size in shape.items() if size}}
     return Entry(key="model", value=value, comment="; ".join(comments))
 
 
 def _loop(script: Script) -> str:
-    """The training loop that the program runs, by its options, imports and launcher; empty where
-    none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
+    """The training loop, by the script's options, imports and launcher; empty if none of them
+    tells. transformers' Trainer with a DeepSpeed file counts as "deepspeed", because DeepSpeed then
+    runs the step."""
     given = {argument.name.rpartition(".")[2] for argument in script.arguments}
     given |= (
         {name for name, value in script.started.of_file.items() if value}
@@ -599,13 +610,13 @@ def _loop(script: Script) -> str:
 
 
 def _uses_accelerate(script: Script) -> bool:
-    """Whether accelerate forms its ranks: its own scripts, and those with transformers'
+    """Whether accelerate initializes the ranks: `accelerate launch`, or transformers'
     TrainingArguments."""
     return script.launcher == "accelerate" or script.parser == "HfArgumentParser"
 
 
-def _what_starts(script: Script, source: Path) -> Iterator[str]:
-    """How a launch script starts it."""
+def _launch_notes(script: Script, source: Path) -> Iterator[str]:
+    """Notes on how the launch script starts the program."""
     if (started := script.started) is None or started.program == source.name:
         return
     how = (
@@ -624,14 +635,15 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
 
 
 ASSUMED_WEIGHTS = "weights are planned as "
+"""beginning of notes about an assumed type of the weights"""
 
 
 _OF_TRAINING = re.compile(r"^(train|run|finetune)_|_(train|trainer|trl)$")
-"""parts of a program's name beside what it trains for"""
+"""parts of a program's name to strip, so that its training method is left: `train_dpo` is `dpo`"""
 
 
-def _what_is_beyond(script: Script) -> Iterator[str]:
-    """What its plan does not have, or takes for granted."""
+def _unpredicted_notes(script: Script) -> Iterator[str]:
+    """Notes on parts of the training that predictions leave out, and on frozen weights."""
     if script.beyond:
         yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of a step"
 
@@ -641,22 +653,23 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
 
 
 def _planned_adapters(script: Script) -> Mapping[str, Any]:
-    """The adapters of a workload, with what is not cast to fp32 beside 4 bits, and the type of the
-    frozen weights where that is fp32: DeepSpeed casts them."""
-    said = script.written.workload if script.written else {}
-    found = {**(said.get("peft") or peft_of(script))}
-    if found:
-        found["method"] = by_bits(script, found["method"])
-    if found.get("method") == "qlora" and script.code.casts_nothing:
-        found["upcast"] = False
-    is_fp32 = found.pop("frozen_fp32", False) or loaded_in(script) == "float32"
-    casts = found.get("method") != "lora" or _loop(script) == "deepspeed"
-    return {**found, "frozen_fp32": True} if is_fp32 and not casts else found
+    """`peft` of the workload; empty without adapters. Sets `upcast` to False if the code skips
+    PEFT's preparation of 4-bit models, and `frozen_fp32` to True if frozen weights stay in fp32,
+    except under DeepSpeed, which casts them."""
+    written = script.written.workload if script.written else {}
+    adapters = {**(written.get("peft") or peft_of(script))}
+    if adapters:
+        adapters["method"] = by_bits(script, adapters["method"])
+    if adapters.get("method") == "qlora" and script.code.casts_nothing:
+        adapters["upcast"] = False
+    is_fp32 = adapters.pop("frozen_fp32", False) or loaded_in(script) == "float32"
+    casts = adapters.get("method") != "lora" or _loop(script) == "deepspeed"
+    return {**adapters, "frozen_fp32": True} if is_fp32 and not casts else adapters
 
 
-def _what_weights(script: Script) -> Iterator[str]:
-    """What is assumed of the type in which a program of transformers keeps the weights that it
-    trains."""
+def _weight_type_notes(script: Script) -> Iterator[str]:
+    """Notes on the assumed type of trained weights, for programs that load them with
+    transformers."""
     loaded = loaded_in(script)
     if _planned_adapters(script).get("frozen_fp32"):
         how = (
@@ -688,13 +701,13 @@ def _what_weights(script: Script) -> Iterator[str]:
     yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 loads the checkpoint's own type by default; if that is bf16, which needs about half the memory, set workload.pure_bf16 to true, or set dtype in the launch"
 
 
-def _spawns_unasked(found: OptionMatches) -> bool:
-    """Whether it starts its ranks itself, as many as its text says."""
+def _spawns_fixed_number(found: OptionMatches) -> bool:
+    """Whether the script starts its own ranks and no option sets their number."""
     return found.script.spawns and found.used.keys().isdisjoint(("world_size", "nproc_per_node"))
 
 
-def _what_is_off(today: LaunchToday, source: Path) -> Iterator[str]:
-    """What trials do otherwise than the launch, and what they cannot do."""
+def _difference_notes(today: LaunchToday, source: Path) -> Iterator[str]:
+    """Notes on what trials do differently from the launch, and on what trials cannot do."""
     found, script = today.found, today.found.script
     if found.finds_batch:
         yield f"trials turn off {_shown(found.finds_batch)}, which halves the batch when memory runs out, so a different batch would be measured"
@@ -705,7 +718,7 @@ def _what_is_off(today: LaunchToday, source: Path) -> Iterator[str]:
     placed, line = script.code.shared_placement
     if placed and today.ranks_of_trials > 1:
         yield f"{NOT_COUNTED}device_map={placed} in line {line} of {script.name}, which puts the models of all {today.ranks_of_trials} ranks on the same GPUs, planned with one GPU per rank; omit device_map, or give each rank its own GPU"
-    if _spawns_unasked(found):
+    if _spawns_fixed_number(found):
         many = f"{today.ranks_of_trials}{'' if script.code.spawned else ' are assumed'}"
         yield f"{script.name} starts its own ranks, and no option sets their number ({many}); to tune the number, add an option to {script.name} for it (--world-size)"
     if today.is_elsewhere:
@@ -716,13 +729,13 @@ def _shown(options: Sequence[ScriptOption]) -> str:
     return ", ".join(option.shown for option in options)
 
 
-def _what_variables_tell(found: OptionMatches) -> Iterator[str]:
+def _variable_notes(found: OptionMatches) -> Iterator[str]:
     if found.variables:
         said = ", ".join(f"{name} as {text}" for name, text in found.variables.items())
         yield f"{found.script.name} reads environment variables, which trials set: {said}; a micro-batch is assumed to count sequences per rank"
 
 
-def _what_reads(found: OptionMatches) -> str:
+def _parser_note(found: OptionMatches) -> str:
     script, file = found.script, found.settings
     if file:
         return f"{file.given} is not changed, because each trial gets a copy with its own values (`files`)"
@@ -746,12 +759,12 @@ def _what_reads(found: OptionMatches) -> str:
 NOT_PRINTED = "no line with a "
 
 
-def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
-    """What no pattern was found for; empty where all is found, or where the training loop has lines
-    that are known."""
-    is_read = _loop(script) in ("hf_trainer", "lightning") or is_known(script.code.printed)
+def _missing_log_lines(script: Script, metrics: Mapping[str, str]) -> str:
+    """The note on missing log lines (step, time or loss); empty if all were recognized, or if the
+    format of the training loop's log is known."""
+    has_known_log = _loop(script) in ("hf_trainer", "lightning") or is_known(script.code.printed)
     if (
-        is_read
+        has_known_log
         or script.parser == "HfArgumentParser"
         or (not metrics and "tqdm" in script.code.imports)
     ):
@@ -764,25 +777,26 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     where = f"the print statements of {script.name}"
     if not script.is_read:
         where = f"{script.name}, which was not read"
-    follows = "only the probe times the steps, and it works only in Python programs"
+    consequence = "only the probe times the steps, and it works only in Python programs"
     if has_time:
-        follows = "a diverging loss goes unnoticed"
+        consequence = "a diverging loss goes unnoticed"
     return (
-        f"{NOT_PRINTED}{' or '.join(missing)} was recognized in {where}, so {follows}; "
+        f"{NOT_PRINTED}{' or '.join(missing)} was recognized in {where}, so {consequence}; "
         "write patterns for the log under `metrics`, or run `autotune init --run`, which starts and observes the program"
     )
 
 
-def _how_to_be_told(found: OptionMatches) -> str:
-    """What to do with a script that cannot be told anything."""
-    fixed = ((constant, meaning_of(constant)) for constant in found.script.constants)
+def _no_options_note(found: OptionMatches) -> str:
+    """The note for a script without options: which constants it has, and how to make them
+    settable."""
+    constants = ((constant, meaning_of(constant)) for constant in found.script.constants)
     named = [
         f"{c.name}={c.default} (line {c.line})"
-        for c, meaning in fixed
+        for c, meaning in constants
         if meaning is not None and meaning.target not in SHAPE
     ]
-    settled = f", because the script sets {', '.join(named[:6])} itself" if named else ""
+    reason = f", because the script sets {', '.join(named[:6])} itself" if named else ""
     return (
-        f"nothing can be tuned yet{settled}. If the script reads a settings file, pass the shell script that starts it to `autotune init`. "
+        f"nothing can be tuned yet{reason}. If the script reads a settings file, pass the shell script that starts it to `autotune init`. "
         "Otherwise make the script read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and list these values in argv"
     )

@@ -1,5 +1,5 @@
-"""Options that a library adds to a script's own: (name, kind, default). Those that a study sets,
-not all that there are.
+"""Options that libraries add to a script's own: (name, kind, default). Only those that a study
+sets.
 
 Names and defaults: transformers 5.23 (`training_args.py`), trl 1.16 (`trainer/base_config.py`,
 `trainer/sft_config.py`), Lightning 2.6 (`pytorch/trainer/trainer.py`).
@@ -20,22 +20,22 @@ TRAINING_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
     ("seed", "int", 42),
     ("dataloader_num_workers", "int", 0),
 )
-"""of `TrainingArguments`; they print a loss dictionary every `logging_steps`"""
+"""options of `TrainingArguments`; Trainer logs a loss dictionary every `logging_steps`"""
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
-"""of `TrainingArguments` and of the examples of transformers and accelerate whose loop is their
-own; both accumulate nothing unless told"""
+"""options of `TrainingArguments`, and of examples of transformers and accelerate with their own
+loop; neither accumulates by default"""
 OWN_LOOP = frozenset(
     {"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking", "zero_stage"}
 )
-"""of the examples `*_no_trainer.py` of transformers and accelerate and of DeepSpeed-Chat, whose
-loop is their own and whose other options are called as `TrainingArguments`' are"""
+"""options of DeepSpeed-Chat and of the examples `*_no_trainer.py` of transformers and accelerate,
+which have their own loop, but other options with the names of `TrainingArguments`"""
 OF_TRAINER = frozenset({
     "bf16", "fp16", "tf32", "deepspeed", "fsdp", "optim", "torch_compile", "gradient_checkpointing", "max_steps", "warmup_steps", "warmup_ratio", "max_grad_norm",
     "do_train", "do_eval", "logging_steps", "logging_strategy", "logging_dir", "save_steps", "save_strategy", "save_total_limit", "eval_steps", "eval_strategy",
     "evaluation_strategy", "overwrite_output_dir", "dataloader_num_workers", "remove_unused_columns", "group_by_length", "ddp_find_unused_parameters", "run_name",
     "auto_find_batch_size", "load_best_model_at_end",
 })  # fmt: skip
-"""of `TrainingArguments`, and of none of those examples"""
+"""options of `TrainingArguments` that none of those examples has"""
 _TRL_DEFAULTS = {"bf16": True, "gradient_checkpointing": True}
 _TRL_ARGUMENTS = tuple(
     (name, kind, _TRL_DEFAULTS.get(name, default)) for name, kind, default in TRAINING_ARGUMENTS
@@ -46,8 +46,8 @@ TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("DPOConfig", (*_TRL_ARGUMENTS, ("max_length", "int", 1024))),
     ("TrainingArguments", TRAINING_ARGUMENTS),
 )
-"""(how the class's name ends, its options); trl's classes derive from `TrainingArguments` with
-other defaults"""
+"""(end of the class's name, its options); trl's classes derive from `TrainingArguments` with other
+defaults"""
 _SWIFT_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
     ("per_device_train_batch_size", "int", 1),
     ("gradient_checkpointing", "flag", True),
@@ -65,18 +65,18 @@ PROGRAMS: dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]] = {
     "trl/scripts/dpo.py": ("DPOConfig", (*dict(TRAINER_ARGUMENTS)["DPOConfig"], *_TRL_MODEL)),
     **dict.fromkeys(("swift/cli/sft.py", "swift/cli/pt.py"), ("TrainArguments", _SWIFT_ARGUMENTS)),
 }
-"""(class, options) of programs of libraries, which are known whether their text is there or not: it
-may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, and the type of most
-checkpoints, in which it trains unless it is told"""
+"""(class, options) of libraries' programs, by file; used whether or not their code is found,
+because it may declare none of the options. For ms-swift 4: options that are known without model or
+GPU, and the dtype of most checkpoints, in which it trains by default"""
 LORA_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
-"""options by which programs are told the rank of their adapters"""
+"""options for the rank of adapters"""
 FOUR_BIT_SWITCHES = ("q_lora", "qlora", "use_qlora", "load_in_4bit", "use_4bit")
-"""options by which programs are told to keep the frozen weights in 4 bits"""
+"""options that keep the frozen weights in 4 bits"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
     "DPOConfig": "the reference model and the second sequence of each pair",
 }
-"""what else a step of these classes does, which plans of a plain training do not have"""
+"""work of a step with these classes that plans of a plain training do not include"""
 _PAIR = "the other sequence of each pair"
 GROUPED = (
     "train_group_size",
@@ -85,8 +85,7 @@ GROUPED = (
     "num_negatives",
     "infonce_hard_negatives",
 )
-"""options of programs that train on several sequences of each sample, as for embeddings and
-rerankers"""
+"""options of programs that train on several sequences per sample, for embeddings and rerankers"""
 BEYOND_BY_METHOD = {
     **dict.fromkeys(
         ("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"
@@ -95,7 +94,7 @@ BEYOND_BY_METHOD = {
     **dict.fromkeys(("orpo", "simpo", "cpo", "rm", "reward_model", "reward_modeling"), _PAIR),
     **dict.fromkeys(("kto", "gkd"), "the reference model"),
 }
-"""the same by what post-training is called in settings, and in the names of programs"""
+"""the same, by the method's name in settings and in names of programs"""
 LIGHTNING_TRAINER: tuple[tuple[str, str, Any], ...] = (
     ("devices", "int", None),
     ("num_nodes", "int", 1),
@@ -103,4 +102,4 @@ LIGHTNING_TRAINER: tuple[tuple[str, str, Any], ...] = (
     ("accumulate_grad_batches", "int", 1),
     ("max_steps", "int", -1),
 )
-"""of Lightning's `Trainer`, under `trainer.` with LightningCLI"""
+"""options of Lightning's `Trainer`; with LightningCLI they begin with `trainer.`"""

@@ -1,15 +1,14 @@
-"""Which knob, or which figure of the workload, an option of a training script stands for, by its
-name, type, choices and default.
+"""Decides which knob or workload field an option of a training script sets, by its name, type,
+choices and default.
 
-    --batch-size           sequences per rank and micro-batch, unless the code divides it by the ranks; beside --micro-batch-size it is the batch of a step
+    --batch-size           sequences per rank and micro-batch, unless the code divides it by the ranks; with --micro-batch-size it is the global batch
     --global-batch-size    sequences per optimizer step
-                           a batch is in tokens where its name says so, where its value is far above any number of sequences, or where
+                           a batch counts tokens if its name says so, if its value is far above any number of sequences, or if
                            the code divides it by a number of tokens
-    --dtype bfloat16       the knob precision, written in the script's own words
+    --dtype bfloat16       the knob precision, in the script's own words
     --bf16                 a flag for one value of a knob
 
-Help texts are for people and say nothing here. The names themselves, with their sources, are in
-`autotune.spec.texts.usual_names`.
+Help texts are ignored. The names, with their sources, are in `autotune.spec.texts.usual_names`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from autotune.spec.texts.usual_names import (
 )
 
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
-"""figures that make a model's shape"""
+"""fields that are required for a model's shape"""
 MORE_OF_SHAPE = (
     "ffn_hidden_size",
     "num_kv_heads",
@@ -43,30 +42,31 @@ MORE_OF_SHAPE = (
     "num_experts",
     "experts_per_token",
 )
-"""further figures of it, which have usual values"""
+"""optional fields of a shape"""
 FLAGS_OF_SHAPE = {
     "gated_mlp": r"(use_)?(swi|ge|re)?glu|gated_(mlp|ffn|linear_units?)|(use_)?gated_mlp",
     "tied_embeddings": r"(use_)?tied?_(word_|input_output_)?embeddings?(_weights)?|tied?_weights|weight_tying|share_(input_output_)?embeddings?",
 }
-"""flags of it, by the names of their options"""
+"""flags of a shape, with patterns of their options' names"""
 OTHER_MODELS = re.compile(
     r"(num_|n_)?enc(oder)?_(num_)?(hidden_)?(layers?|depth)|(patch|im(age|g))_?size|(num_|n_)?mels?|in_chan(nel)?s"
 )
-"""options of encoders with decoders, and of models of images and sound"""
+"""options of encoder-decoder models, and of models for images and sound"""
 _ACTIVATION = re.compile(r"(hidden_)?act(ivation)?(_fn|_func(tion)?|_type)?|(mlp|ffn)_type")
 OF_MODEL = frozenset({*SHAPE, *MORE_OF_SHAPE, *FLAGS_OF_SHAPE, "ffn_ratio", "model"})
-"""what says which model is trained: read, and told to no trial"""
+"""fields that define the model; options for them are read, but trials do not set them"""
 _FAMILIES = (
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
     {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"},
     {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"},
     {"fp32": "no", "bf16": "bf16", "fp16": "fp16"},
 )
-"""words that go together, where an option without choices has one of them as its default"""
+"""consistent sets of words for number formats; the one that contains an option's default is assumed
+if the option has no choices"""
 _ABSENT = ("no", "none", "off", "null", "no_shard", "ddp")
-"""choices that are the same as to leave the option out"""
+"""choices that mean the same as leaving the option out"""
 TOKENS = 1 << 14
-"""a batch from here on is in tokens"""
+"""a batch of at least this value counts tokens"""
 _LOG_INTERVAL = re.compile(
     r"(log|logging|print|report|display)_?(interval|freq(uency)?|every(_n_steps|_steps)?|steps|iters?|per_steps?)"
 )
@@ -82,55 +82,56 @@ _OF_WORKERS = re.compile(
 _OF_ELSE = re.compile(
     r"(?:^|_)(?:eval\w*|val|valid\w*|test\w*|zeroshot|preproc\w*|tokeniz\w*|infer\w*|sampl\w*|generat\w*|ckpt|checkpoint\w*|save|log\w*|relative)(?:_|$)"
 )
-"""words of names that are about something else than steps"""
+"""parts of names of options that do not concern training steps"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What an option stands for."""
+    """The knob or workload field that an option sets, and how."""
 
     option: ScriptOption
     target: str
-    """a knob, or a figure of the workload or model"""
+    """a knob, or a field of the workload or model"""
     expression: str = ""
-    """what stands between the braces, where it is more than the target's name"""
+    """expression of the placeholder, if it is not only the target's name"""
     words: Mapping[str, Any] = field(default_factory=dict)
-    """the script's words by the target's values, where they differ; whole arguments for a flag,
-    None: left out"""
+    """the script's words by the target's values, where they differ; for a flag the whole argument,
+    or None to leave it out"""
     values: tuple[Any, ...] = ()
-    """the knob's values that the script can be told, that of today first"""
+    """values of the knob that the option can set, the current one first"""
     default: Any = None
-    """the knob's value today: as the script is started, else when the option is left out"""
+    """current value of the knob: as launched, or else the option's default"""
 
     @property
     def placeholder(self) -> str:
-        """What stands for it in a trial's command or file."""
+        """The placeholder in a trial's command or file."""
         return f"{{{self.expression or self.target}}}"
 
     @property
     def in_tokens(self) -> bool:
-        """Whether it counts tokens where autotune counts sequences."""
+        """Whether the option counts tokens, and autotune sequences."""
         return self.expression.endswith("* seq_len")
 
     @property
     def over_ranks(self) -> bool:
-        """Whether the script divides it by its ranks."""
+        """Whether the script divides the option's value by its ranks."""
         return self.expression.endswith("* dp")
 
     @property
     def shards_all(self) -> bool:
-        """Whether it is FSDP's switch, between ZeRO 3 and no sharding."""
+        """Whether it is FSDP's switch between ZeRO stage 3 and no sharding."""
         return self.target == "zero_stage" and {*self.words} == {"3", "0"}
 
     def keeping_weights(self) -> Meaning:
-        """FSDP's switch of a program that keeps weights gathered after the forward pass: ZeRO 2."""
+        """The meaning of FSDP's switch in a program that keeps weights gathered after the forward
+        pass: ZeRO stage 2 instead of 3."""
         words = {"2" if stage == "3" else stage: word for stage, word in self.words.items()}
         values = tuple(2 if stage == 3 else stage for stage in self.values)
         return replace(self, words=words, values=values, default=2 if self.default == 3 else 0)
 
 
 _STAGES = frozenset(range(4))
-"""of ZeRO: DeepSpeed's own examples call the option `--stage`"""
+"""ZeRO stages; DeepSpeed's own examples call the option `--stage`"""
 _BATCHES = ("micro_batch_size", "accumulation_steps", "global_batch_size")
 _SWITCHES = (
     ("compile", NAMES["compile"], "true", "false"),
@@ -141,8 +142,8 @@ _SWITCHES = (
     ("zero_stage", "(use_|enable_)?fsdp", "3", "0"),
     ("zero_stage", "use_distributed_optimizer", "1", "0"),
 )
-"""(knob, pattern of the names, the knob's value where it is on, where it is off) of flags. The
-last, and recompute_activations, are Megatron-LM's"""
+"""(knob, pattern of names, value if on, value if off) of flags. recompute_activations and
+use_distributed_optimizer are Megatron-LM's"""
 
 
 def meaning_of(
@@ -154,11 +155,11 @@ def meaning_of(
     by_tokens: bool = False,
     of_fairseq: bool = False,
 ) -> Meaning | None:
-    """What the option stands for; None for options that autotune has no word for. `divided`: names
-    that the script divides by its ranks; `autocast`: the number format of its autocast, where its
-    text says it; `has_micro`: whether another option can only be the micro-batch; `by_tokens`:
-    whether the code or another option says that it is counted in tokens; `of_fairseq`: whether the
-    options are those of fairseq, whose `--max-tokens` is a batch."""
+    """The meaning of an option; None if it sets no knob or workload field. `divided`: names that
+    the script divides by its ranks; `autocast`: number format of the code's autocast, if it is
+    known; `has_micro`: whether another option is certainly the micro-batch; `by_tokens`: whether
+    the code or another option says that it counts tokens; `of_fairseq`: whether the options are
+    fairseq's, whose `--max-tokens` is a batch."""
     name = option.last
     if is_of_another_part(option):
         return None
@@ -181,18 +182,19 @@ def meaning_of(
 
 
 def is_of_another_part(option: ScriptOption) -> bool:
-    """Whether it is of no training step: `eval.steps`."""
+    """Whether the option does not concern training steps: `eval.steps`."""
     return OTHER_PARTS.search(option.name.lower()) is not None
 
 
 def is_of_knob(option: ScriptOption) -> bool:
-    """Whether its name is that of a knob or figure, whether or not its value is understood."""
+    """Whether the option's name is that of a knob or workload field, even if its value is not
+    understood."""
     is_named = target_of(option.last) or OTHER_DEGREES.fullmatch(option.last)
     return meaning_of(option) is not None or bool(is_named and not is_of_another_part(option))
 
 
 def is_explicit_micro(option: ScriptOption) -> bool:
-    """Whether the option can be nothing but a micro-batch: `micro_batch_size`,
+    """Whether the option is certainly a micro-batch: `micro_batch_size`,
     `per_device_train_batch_size`."""
     return (
         option.kind != "flag"
@@ -203,13 +205,13 @@ def is_explicit_micro(option: ScriptOption) -> bool:
 
 
 def is_log_interval(option: ScriptOption) -> bool:
-    """Whether the option says after how many steps the script prints a line."""
-    is_told = option.kind == "int" and bool(option.prefix or option.file)
-    return is_told and _LOG_INTERVAL.fullmatch(option.last) is not None
+    """Whether the option is the number of steps between log lines."""
+    takes_number = option.kind == "int" and bool(option.prefix or option.file)
+    return takes_number and _LOG_INTERVAL.fullmatch(option.last) is not None
 
 
 def is_performance_choice(option: ScriptOption) -> bool:
-    """Whether the option looks like something that changes the speed and not the result."""
+    """Whether the option probably affects the speed and not the result."""
     name = option.last
     is_of_else = _OF_ELSE.search(name) or is_of_another_part(option)
     if is_of_else or option.kind == "float" or not _PERFORMANCE.search(name):
@@ -218,47 +220,53 @@ def is_performance_choice(option: ScriptOption) -> bool:
 
 
 def counts_tokens(options: Iterable[ScriptOption]) -> bool:
-    """Whether an option says that batches are counted in tokens (OpenNMT, JoeyNMT: `batch_type:
-    tokens`)."""
+    """Whether an option says that batches count tokens (OpenNMT, JoeyNMT: `batch_type: tokens`)."""
     return any(o.last == "batch_type" and str(o.present).startswith("token") for o in options)
 
 
 def are_of_fairseq(options: Iterable[ScriptOption]) -> bool:
-    """Whether the options are those of fairseq."""
+    """Whether the options are fairseq's."""
     return not BESIDE_IT.isdisjoint(option.last for option in options)
 
 
 def may_be_batch(option: ScriptOption) -> bool:
-    """Whether it may be a batch in tokens, and may be something else."""
+    """Whether the option may be a batch in tokens, but is ambiguous."""
     return option.last == MAYBE_TOKENS and type(option.present) is int
 
 
 def _expression(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> str:
-    """What stands for a batch where the option counts something else."""
+    """The placeholder's expression for a batch that counts tokens or all ranks; empty for the plain
+    name."""
     is_large = isinstance(option.present, int) and option.present >= TOKENS
-    counts_them = by_tokens or is_large or IN_TOKENS.search(option.last)
-    if target != "accumulation_steps" and counts_them:
+    is_in_tokens = by_tokens or is_large or IN_TOKENS.search(option.last)
+    if target != "accumulation_steps" and is_in_tokens:
         return f"{target} * seq_len"
     return f"{target} * dp" if target != "global_batch_size" and option.name in divided else ""
 
 
 def _worded(option: ScriptOption, target: str) -> Meaning | None:
-    """An option with words for a knob's values: by its choices, else by the family of its default.
-    Without a default and choices nobody knows its words."""
+    """The meaning of an option whose value is a word, from its choices, or else from the family of
+    its default. None if neither is known."""
     known = WORDS[target]
-    said = [str(value) for value in (option.present, *option.between) if value is not None]
+    possible_words = [
+        str(value) for value in (option.present, *option.between) if value is not None
+    ]
     words: dict[str, Any] = {}
     if option.choices:
         is_autocast = any(str(value).startswith("amp") for value in (option.default, option.given))
         choices = [*map(str, option.choices)]
         words = dict(_offered(known, choices, is_autocast=is_autocast))
-    elif target == "precision" and said:
-        today = {value: word for word in said if (value := _value_of(known, word)) is not None}
-        # of other words only those that are there are sure: what their neighbors are called is the
-        # program's own choice
+    elif target == "precision" and possible_words:
+        known_words = {
+            value: word for word in possible_words if (value := _value_of(known, word)) is not None
+        }
+        # of words in no family only those seen are certain, because the program chooses the others
+        # itself
         # accelerate's `mixed_precision` is off by "no"
         families = reversed(_FAMILIES) if "mixed" in option.last else _FAMILIES
-        words = next((dict(f) for f in families if set(said) <= set(f.values())), today)
+        words = next(
+            (dict(f) for f in families if set(possible_words) <= set(f.values())), known_words
+        )
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
     if option.present is not None:
@@ -269,16 +277,16 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     if default is None and (len(words) < 2 or not option.choices) and not option.between:
         return None
     if default is not None and option.present is not None:
-        # as launched, whatever other words mean nearly the same
+        # the word of the launch, even if others mean the same
         words[default] = str(option.present)
     values = sorted(words, key=lambda value: value != default)
-    differing = {value: word for value, word in words.items() if word != value}
+    other_words = {value: word for value, word in words.items() if word != value}
     typed = _typed(target, values)
-    return Meaning(option=option, target=target, words=differing, values=typed, default=default)
+    return Meaning(option=option, target=target, words=other_words, values=typed, default=default)
 
 
 def _value_of(known: Mapping[str, tuple[str, ...]], word: str) -> str | None:
-    """The value that is written so; None where it is none of these."""
+    """The value that a word means; None if it is unknown."""
     alike = (value for value, words in known.items() if word.lower() in map(str.lower, words))
     return next(alike, None)
 
@@ -286,8 +294,8 @@ def _value_of(known: Mapping[str, tuple[str, ...]], word: str) -> str | None:
 def _offered(
     known: Mapping[str, tuple[str, ...]], choices: list[str], *, is_autocast: bool
 ) -> Iterator[tuple[str, str]]:
-    """(value, the choice that is it); of several the first that is of autocast, where the option's
-    present word is."""
+    """(value, the choice that means it). Of several, the first one for autocast if the option's
+    current word is one."""
     for value, words in known.items():
         of_amp = [word for word in words if word.startswith("amp")] if is_autocast else []
         pairs = product((*of_amp, *words), choices)
@@ -297,6 +305,7 @@ def _offered(
 
 
 def _flag(option: ScriptOption, autocast: str) -> Meaning | None:
+    """The meaning of a flag; None if it is no knob's."""
     name = option.last
     for precision, pattern in PRECISION_FLAGS.items():
         if re.fullmatch(pattern, name):
@@ -323,6 +332,7 @@ def _flag(option: ScriptOption, autocast: str) -> Meaning | None:
 
 
 def _switch(option: ScriptOption, target: str, on: str, off: str) -> Meaning:
+    """The meaning of a flag that switches a knob between two values."""
     default, other = (on, off) if option.default else (off, on)
     words = {on: option.on, off: option.off}
     reachable = [default] if words[other] is None else [default, other]
@@ -332,6 +342,7 @@ def _switch(option: ScriptOption, target: str, on: str, off: str) -> Meaning:
 
 
 def _typed(target: str, values: list[str]) -> tuple[Any, ...]:
+    """The values in the knob's type."""
     if target == "zero_stage":
         return tuple(map(int, values))
     is_switch = target in ("compile", "sequence_parallel")

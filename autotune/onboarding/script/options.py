@@ -1,4 +1,4 @@
-"""The options of a script's command line, by the parser that reads them.
+"""The command-line options of a Python script, by the parser that declares them.
 
 argparse            parser.add_argument("--batch-size", type=int, default=8)
 HfArgumentParser    the fields of its dataclasses, and those of TrainingArguments
@@ -6,7 +6,7 @@ tyro, simple_parsing, jsonargparse   the fields of a dataclass
 click, typer, fire  decorators, or the parameters of a function
 absl                flags.DEFINE_integer("batch_size", 8, ...)
 configurator        nanoGPT's: constants of the module, overridden as --name=value
-LightningCLI        trainer.*, and the parameters of the module's own classes
+LightningCLI        trainer.*, and the parameters of the script's own modules
 """
 
 from __future__ import annotations
@@ -38,71 +38,72 @@ from autotune.spec.texts.usual_names import target_of
 CONFIGURATOR = "configurator.py"
 SAID = "according to the program's parser"
 KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
-"""kinds of options by the names of types"""
+"""kinds of options by names of types"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOption:
-    """One option, or a constant of the script."""
+    """An option of a script, or a constant in its code."""
 
     name: str
-    """its name without dashes, words joined by underscores"""
+    """name without leading dashes, words joined by underscores"""
     prefix: str = ""
-    """what stands before its value on the command line: `--batch-size=`; empty for a flag without a
-    value, and in a file"""
+    """text before the value on the command line: `--batch-size=`; empty for a flag without a value,
+    and for a key of a file"""
     on: str | bool | None = None
-    """what makes a flag true: its value, or the whole word where it has none; None: leaving it out
-    does"""
+    """what makes a flag true: its value, or the whole argument if it takes none; None: leaving the
+    flag out"""
     off: str | bool | None = None
-    """the argument that makes a flag false, likewise"""
+    """what makes a flag false, likewise"""
     kind: str = "text"
     """int, float, text or flag"""
     default: Any = None
-    """its value when it is left out, where the text says it"""
+    """value if the option is left out; None if the code does not say"""
     given: Any = None
-    """the value that the script is started with today, where that is known"""
+    """value that the current launch passes; None if it passes none or the launch is unknown"""
     choices: tuple[Any, ...] = ()
-    """the values that it may have; empty for any"""
+    """allowed values; empty for any"""
     is_required: bool = False
-    """whether the script refuses to start without it"""
+    """whether the script fails without the option"""
     line: int = 0
-    """line of the script that declares it"""
+    """line of the declaration; 0: unknown"""
     file: str = ""
-    """the file of settings that holds it instead"""
+    """the settings file that has the value; empty for the command line"""
     variable: str = ""
-    """the environment variable that holds it instead"""
+    """the environment variable that has the value; empty for the command line"""
     module: str = ""
-    """the file that declares it, where that is not the script itself"""
+    """the file with the declaration, if it is not the script itself"""
     names: tuple[str, ...] = ()
-    """each way in which it may be written: `-b`, `--batch-size`; a positional's has no dashes;
-    empty: by its name alone"""
+    """all spellings: `-b`, `--batch-size`; without dashes for a positional argument; empty: only
+    `name`"""
     takes: int | None = None
-    """values that it takes; None: any number, or nobody knows"""
+    """number of values; None: any number, or unknown"""
     computed: str = ""
-    """the text of its default, where a condition decides it on the machine where it runs"""
+    """source text of the default, if it depends on a condition that is evaluated at run time"""
     is_abbreviated: bool = False
-    """whether the beginning of a name is enough, where no other option begins so"""
+    """whether the parser accepts unambiguous beginnings of the name"""
     is_said: bool = False
-    """whether the program's parser said its default as it ran, and no text that was read"""
+    """whether the default was observed as the program's parser ran, instead of read from the
+    code"""
 
     @property
     def last(self) -> str:
-        """The last part of its name, in small letters."""
+        """The last part of a dotted name, in lower case."""
         return self.name.rpartition(".")[2].lower()
 
     @property
     def is_positional(self) -> bool:
-        """Whether it is told by its place alone."""
+        """Whether it is a positional argument."""
         return bool(self.names) and not self.names[0].startswith("-")
 
     @property
     def present(self) -> Any:
-        """Its value today, as far as it is known."""
+        """The current value: the one passed, or else the default; None if unknown."""
         return self.default if self.given is None else self.given
 
     @property
     def between(self) -> tuple[Any, ...]:
-        """The values between which a condition decides its default."""
+        """The values that a conditional default can take."""
         tree = ast.walk(ast.parse(self.computed, mode="eval")) if self.computed else ()
         conditions = (node for node in tree if isinstance(node, ast.IfExp))
         branches = (branch for node in conditions for branch in (node.body, node.orelse))
@@ -110,7 +111,7 @@ class ScriptOption:
 
     @property
     def shown(self) -> str:
-        """The option as people write it."""
+        """The option as a user writes it: `--batch-size`."""
         words = (
             word for word in (self.prefix, self.on, self.off) if isinstance(word, str) and word
         )
@@ -118,23 +119,24 @@ class ScriptOption:
 
     @property
     def place(self) -> str:
-        """Where it is declared: `line 7`, `params.py line 7`; else who said it; empty where nobody
-        knows."""
+        """Where it is declared: `line 7`, `params.py line 7`, or the program's parser; empty if
+        unknown."""
         if self.is_said and not self.line:
             return SAID
         return " ".join(filter(None, (self.module, f"line {self.line}"))) if self.line else ""
 
     @property
     def is_in_file(self) -> bool:
-        """Whether it is told by the file or the variable alone, and by no argument."""
+        """Whether its value comes from a file or an environment variable, and not from an
+        argument."""
         return bool(self.file or self.variable) and not self.prefix
 
 
 def options_of(
     text: Text, beside: Mapping[str, tuple[str, ast.ClassDef]] = MappingProxyType({})
 ) -> tuple[str, tuple[ScriptOption, ...]]:
-    """(the parser, its options); an empty name if nothing reads options. `beside`: the classes in
-    imported modules, with their files."""
+    """(name of the parser, its options); an empty name if the script parses no options. `beside`:
+    the classes of imported modules, with their files."""
     readers = (
         ("configurator", _configurator),
         ("HfArgumentParser", partial(_hugging_face, beside=beside)),
@@ -149,28 +151,32 @@ def options_of(
     )
     for parser, read in readers:
         if found := tuple(sorted(read(text), key=lambda option: option.line)):
-            is_own = parser == "HfArgumentParser" and all(o.name != _OF_TRAINER for o in found)
-            return "dataclass" if is_own else parser, found
+            has_own_loop = parser == "HfArgumentParser" and all(
+                o.name != _OF_TRAINER for o in found
+            )
+            return "dataclass" if has_own_loop else parser, found
     return "", ()
 
 
 def constants_of(text: Text) -> tuple[ScriptOption, ...]:
-    """Numbers that the text gives accelerate's `Accelerator`, and assigns to names and attributes;
-    not what it sets again and again in a loop, as for its samples, or to what it computes
+    """Numbers that the code passes to accelerate's `Accelerator`, or assigns to names and
+    attributes. Not names assigned in a loop, such as sample counters, nor names that are computed
     elsewhere."""
     loops = (node for node in text.nodes if isinstance(node, LOOPS))
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
-    given = (keywords_of(call).get(ACCUMULATION) for call in text.calls("Accelerator"))
-    named = [(ACCUMULATION, node) for node in given if node is not None]
+    accumulations = (keywords_of(call).get(ACCUMULATION) for call in text.calls("Accelerator"))
+    assigned = [(ACCUMULATION, node) for node in accumulations if node is not None]
     for node in text.assignments:
         if len(node.targets) == 1 and id(node) not in repeated:
-            named.append((last_name(node.targets[0]), node.value))
+            assigned.append((last_name(node.targets[0]), node.value))
     found: dict[str, ScriptOption] = {}
-    computed = {name for name, said in named if isinstance(said, ast.Call)}
-    for name, said in named:
-        value = None if name in computed else literal_or_none(said)
+    computed = {name for name, expression in assigned if isinstance(expression, ast.Call)}
+    for name, expression in assigned:
+        value = None if name in computed else literal_or_none(expression)
         if name and type(value) in (int, float):
-            option = ScriptOption(name=name, default=value, kind=kind_of(value), line=said.lineno)
+            option = ScriptOption(
+                name=name, default=value, kind=kind_of(value), line=expression.lineno
+            )
             found.setdefault(name, option)
     return tuple(found.values())
 
@@ -205,26 +211,26 @@ def _argparse(text: Text) -> Iterator[ScriptOption]:
 
 
 def _texts(call: ast.Call) -> list[str]:
-    """The texts that a call is given without a name."""
+    """The string literals among a call's positional arguments."""
     return [value for node in call.args if isinstance(value := literal_or_none(node), str)]
 
 
 def argparse_option(
     names: Sequence[str], *, dest: Any, action: str, kind: str, nargs: Any, known: ScriptOption
 ) -> ScriptOption:
-    """An option of argparse. `kind`: by its `type`; empty where that does not say it; `known`: what
-    is known of it besides."""
+    """An option of argparse. `kind`: from its `type`, or empty if that does not tell; `known`: all
+    other fields that are known."""
     long = _best_name(names)
-    plain, is_place = _plain(long), not long.startswith("-")
-    name = plain
-    if isinstance(dest, str) and (not long.startswith("--") or target_of(plain) is None):
-        name = _plain(dest) if len(long) < 3 or target_of(_plain(dest)) else plain
-    takes = 1 if is_place and nargs == "?" else nargs
-    needs_one = is_place and (isinstance(nargs, int) or nargs == "+")
+    plain_name, is_positional = _plain(long), not long.startswith("-")
+    name = plain_name
+    if isinstance(dest, str) and (not long.startswith("--") or target_of(plain_name) is None):
+        name = _plain(dest) if len(long) < 3 or target_of(_plain(dest)) else plain_name
+    takes = 1 if is_positional and nargs == "?" else nargs
+    needs_value = is_positional and (isinstance(nargs, int) or nargs == "+")
     base = replace(
         known,
         name=name,
-        is_required=known.is_required or needs_one,
+        is_required=known.is_required or needs_value,
         names=tuple(names),
         takes=takes if isinstance(takes, int) else None,
     )
@@ -236,26 +242,27 @@ def argparse_option(
     if action == "BooleanOptionalAction":
         return replace(flag, on=long, off=f"--no-{long[2:]}")
     if action in ("store_const", "append_const", "count", "version", "help"):
-        return replace(flag, name=plain, on=long, default=False)
+        return replace(flag, name=plain_name, on=long, default=False)
     if kind == "flag":
         return _text_flag(base, long)
-    prefix = "" if is_place else _prefix(long)
+    prefix = "" if is_positional else _prefix(long)
     return replace(base, kind=kind or kind_of(base.default), prefix=prefix)
 
 
 def _best_name(names: Sequence[str]) -> str:
-    """Of an option's names the one that means something to autotune; else the first long one."""
+    """The name that autotune recognizes as a knob or workload field, or else the first long
+    name."""
     long = [name for name in names if name.startswith("--")] or list(names)
     return next((name for name in long if target_of(_plain(name)) is not None), long[0])
 
 
 def _prefix(name: str) -> str:
-    """What stands before the value: `-b8`, `--batch-size=8`, `-batch_size=8`."""
+    """The text before the value: `-b` for `-b8`, `--batch-size=`, `-batch_size=`."""
     return name if len(name) == 2 else f"{name}="
 
 
 _OF_TRAINER = "torch_compile"
-"""an option of transformers' `TrainingArguments`; without it the program has its own loop"""
+"""an option of transformers' `TrainingArguments`; a script without it has its own training loop"""
 _OF_TRL = frozenset(name for name, _ in TRAINER_ARGUMENTS) - {"TrainingArguments"}
 _PARSERS = frozenset({"HfArgumentParser", "TrlParser"})
 
@@ -271,24 +278,24 @@ def _hugging_face(
         module = beside[name][0] if name in beside and name not in text.classes else ""
         line = declared.lineno if declared else parsers[0].lineno
         bases = list(_of_library(declared, classes)) if declared else [name]
-        if module and bases and name in _OF_TRL:  # its defaults are worked out as it is made
+        if module and bases and name in _OF_TRL:  # the class computes its defaults in `__init__`
             declared, module, bases = None, "", [name]
         fields = _fields(declared, classes, style="hf") if declared else ()
         own = [replace(option, module=module) for option in fields]
         yield from own
-        # with defaults of its own, in place of the library's
-        told = {option.name for option in own}
+        # a class derived from the library's may redeclare fields with other defaults
+        redeclared = {option.name for option in own}
         library = (
             each for ending, each in TRAINER_ARGUMENTS if any(b.endswith(ending) for b in bases)
         )
         for each in next(library, ()):
-            if each[0] not in told:
+            if each[0] not in redeclared:
                 yield replace(option_of(*each), line=line, module=module)
 
 
 def _named_types(parser: ast.Call, text: Text) -> Iterator[str]:
-    """Names of the dataclasses that the parser is given, also by a variable: `types = (A, B);
-    HfArgumentParser(types)`."""
+    """Names of the dataclasses that are passed to the parser, also through a variable: `types = (A,
+    B); HfArgumentParser(types)`."""
     assigned = {
         last_name(node.targets[0]): node.value
         for node in text.assignments
@@ -302,7 +309,7 @@ def _named_types(parser: ast.Call, text: Text) -> Iterator[str]:
 
 
 _OF_DATACLASSES = ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
-"""what reads the options of a dataclass; the last one is simple_parsing's"""
+"""functions that parse the options of a dataclass; the last one is simple_parsing's"""
 
 
 def _dataclasses(text: Text) -> Iterator[ScriptOption]:
@@ -316,7 +323,7 @@ def _dataclasses(text: Text) -> Iterator[ScriptOption]:
 
 
 def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
-    """Names of the classes that it derives from, the nearest first."""
+    """Names of the base classes, the nearest first."""
     for base in map(last_name, declared.bases):
         yield base
         if base in classes and classes[base] is not declared:
@@ -326,7 +333,7 @@ def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator
 
 
 def _of_library(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
-    """Names of its base classes that are not the program's own."""
+    """Names of the base classes that the program does not define itself."""
     for base in map(last_name, declared.bases):
         own = classes.get(base)
         if own is None or own is declared:
@@ -339,7 +346,7 @@ def _of_library(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Ite
 def _annotated_fields(
     declared: ast.ClassDef, classes: dict[str, ast.ClassDef]
 ) -> Iterator[ast.AnnAssign]:
-    """The fields of a dataclass: its own, and those of its bases that it does not declare anew."""
+    """The fields of a dataclass: its own, and those of its bases that it does not redeclare."""
     bases = (classes[base] for base in _bases(declared, classes) if base in classes)
     seen: set[str] = set()
     for field in (each for node in (declared, *bases) for each in node.body):
@@ -354,33 +361,33 @@ def _fields(
 ) -> Iterator[ScriptOption]:
     for node in _annotated_fields(declared, classes):
         name = f"{prefix}{last_name(node.target)}"
-        if (inner := classes.get(last_name(node.annotation))) is not None:
-            yield from _fields(inner, classes, style=style, prefix=f"{name}.")
+        if (nested := classes.get(last_name(node.annotation))) is not None:
+            yield from _fields(nested, classes, style=style, prefix=f"{name}.")
             continue
-        value, has_default, offered = node.value, node.value is not None, ()
+        value, has_default, metadata_choices = node.value, node.value is not None, ()
         if isinstance(value, ast.Call) and called_name(value) == "field":
             given = keywords_of(value)
             has_default = "default" in given or "default_factory" in given
             metadata = literal_or_none(given.get("metadata"))
             if isinstance(metadata, dict):
-                offered = metadata.get("choices") or ()
+                metadata_choices = metadata.get("choices") or ()
             factory = given.get("default_factory")
-            made = factory.body if isinstance(factory, ast.Lambda) else None
-            value = given.get("default", made)
+            factory_value = factory.body if isinstance(factory, ast.Lambda) else None
+            value = given.get("default", factory_value)
         default = literal_or_none(value)
         aliases = tuple(_aliases(node))
         yield replace(
             option_of(name, _kind_by(node.annotation, default), default, style=style),
             is_required=not has_default,
             line=node.lineno,
-            choices=_choices(node.annotation) or tuple(offered),
+            choices=_choices(node.annotation) or tuple(metadata_choices),
             computed=condition_of(value),
             names=(f"--{name}", *aliases) if aliases else (),
         )
 
 
 def _kind_by(annotation: ast.expr | None, default: Any) -> str:
-    """The kind that an annotation says, else that of the default."""
+    """The option's kind from the annotation, or else from the default."""
     text = "" if annotation is None else ast.unparse(annotation)
     return next((kind for word, kind in KINDS.items() if word in text), kind_of(default))
 
@@ -394,26 +401,26 @@ def _aliases(node: ast.AST) -> Iterator[str]:
         elif isinstance(part, ast.Dict):
             pairs += zip(map(literal_or_none, part.keys), part.values, strict=True)
     for key, value in pairs:
-        said = literal_or_none(value) if key in ("alias", "aliases") else None
-        for word in [said] if isinstance(said, str) else said or ():
+        aliases = literal_or_none(value) if key in ("alias", "aliases") else None
+        for word in [aliases] if isinstance(aliases, str) else aliases or ():
             dashes = "-" if len(word) == 1 else "--"
             yield word if word.startswith("-") else f"{dashes}{word}"
 
 
 def _kind_of_type(node: ast.expr) -> str:
-    """The kind of an option by the `type` of its `add_argument`."""
+    """The option's kind from the `type` of its `add_argument`."""
     return KINDS.get(last_name(node), "flag" if "bool" in ast.unparse(node) else "text")
 
 
 def _choices(annotation: ast.expr) -> tuple[Any, ...]:
-    """The values of `Literal["a", "b"]`."""
+    """The values of an annotation `Literal["a", "b"]`; empty for others."""
     found = literal_or_none(annotation.slice) if _is_subscript(annotation, "Literal") else None
     return found if isinstance(found, tuple) else tuple(filter(None, [found]))
 
 
 def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> ScriptOption:
-    """An option that is a field: `--name=value`, a flag by true and false, or by `--name` and
-    `--no-name` for tyro."""
+    """An option for a dataclass field: `--name=value`. A flag takes True or False; for tyro it is
+    `--name` and `--no-name`."""
     base = ScriptOption(name=_plain(name), kind=kind, default=default)
     flag = f"--{name}"
     if kind != "flag":
@@ -476,7 +483,7 @@ def _absl(text: Text) -> Iterator[ScriptOption]:
 
 
 def _click_argument(call: ast.Call) -> Iterator[ScriptOption]:
-    """An argument of click's, which is told by its place."""
+    """A positional argument of click."""
     given = keywords_of(call)
     default, several = literal_or_none(given.get("default")), literal_or_none(given.get("nargs"))
     is_required = literal_or_none(given.get("required", ast.Constant("default" not in given)))
@@ -529,7 +536,7 @@ def _click(text: Text) -> Iterator[ScriptOption]:
 
 
 def _given_to(text: Text, *names: str) -> list[str]:
-    """What calls of these names are given first."""
+    """Names passed as first argument to calls of these functions."""
     calls = (call for call in text.calls() if call.args and ast.unparse(call.func) in names)
     return [last_name(call.args[0]) for call in calls]
 
@@ -550,7 +557,7 @@ def _fire(text: Text) -> Iterator[ScriptOption]:
 
 
 def _jsonargparse(text: Text) -> Iterator[ScriptOption]:
-    """`CLI(setup)`: the function's parameters, flags with a value."""
+    """The parameters of the function passed to `CLI(setup)`; flags take true or false."""
     run = _given_to(text, "jsonargparse.CLI", "CLI", "auto_cli")[:1]
     for node in text.functions if "jsonargparse" in text.names else ():
         for option in _parameters(node) if node.name in run else ():
@@ -562,16 +569,17 @@ def _jsonargparse(text: Text) -> Iterator[ScriptOption]:
 def _parameters(
     function: ast.FunctionDef, *, prefix: str = "", dashes: bool = False
 ) -> Iterator[ScriptOption]:
-    """The parameters with their defaults; `dashes`: typer's names and flags."""
+    """Options for a function's parameters, with their defaults. `dashes`: names and flags as typer
+    spells them."""
     parameters = [each for each in function.args.args if each.arg not in ("self", "cls")]
     letters = [each.arg[0] for each in parameters]
     given = function.args.defaults
     defaults = [None] * (len(parameters) - len(given)) + given
     for parameter, node in zip(parameters, defaults, strict=True):
-        said = (
+        annotations = (
             each for each in (node, *_annotated(parameter.annotation)) if isinstance(each, ast.Call)
         )
-        words = [word for call in said for word in _texts(call)]
+        words = [word for call in annotations for word in _texts(call)]
         names = [word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
         names = names if dashes else []
         required = node is None and not prefix
@@ -579,16 +587,16 @@ def _parameters(
             node = node.args[0]
         default = literal_or_none(node)
         name = f"{prefix}{parameter.arg}"
-        written = name.replace("_", "-") if dashes else name
+        spelled = name.replace("_", "-") if dashes else name
         kind = _kind_by(parameter.annotation, default)
-        option = option_of(written, kind, default, style="tyro" if dashes else "hf")
+        option = option_of(spelled, kind, default, style="tyro" if dashes else "hf")
         if names:
             long = _best_name(names)
             is_flag = not option.prefix
             option = replace(option, on=long) if is_flag else replace(option, prefix=_prefix(long))
         elif not prefix and letters.count(name[0]) == 1:
-            names = [f"--{written}"] if dashes else [f"--{written}", f"-{name[0]}"]
-            # of fire: a first letter is enough
+            names = [f"--{spelled}"] if dashes else [f"--{spelled}", f"-{name[0]}"]
+            # fire accepts the first letter as a short name
         takes = 1 if names else None
         if kind == "flag":
             takes = None if option.prefix else 0
@@ -602,29 +610,32 @@ def _is_subscript(node: ast.expr | None, name: str) -> TypeGuard[ast.Subscript]:
 
 
 def _annotated(annotation: ast.expr | None) -> Sequence[ast.expr]:
-    """What `Annotated[int, typer.Option("--batch-size", "-b")]` says beside the type."""
+    """The metadata of an annotation `Annotated[int, typer.Option("--batch-size", "-b")]`; empty for
+    others."""
     if _is_subscript(annotation, "Annotated") and isinstance(annotation.slice, ast.Tuple):
         return annotation.slice.elts[1:]
     return ()
 
 
 def _configurator(text: Text) -> Iterator[ScriptOption]:
-    """nanoGPT's constants, which `exec(open('configurator.py').read())`, or the loop of that file
-    in the script itself, overrides. Their types must stay."""
-    own = (node for node in text.tree.body if isinstance(node, ast.For) and _configures(node))
-    read = [call.lineno for call in text.calls("exec") if CONFIGURATOR in ast.unparse(call)]
-    read += [node.lineno for node in own]
-    for node in text.tree.body if read else ():
+    """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides, or the same loop
+    written in the script. The overriding value must have the constant's type."""
+    loops = (node for node in text.tree.body if isinstance(node, ast.For) and _configures(node))
+    override_lines = [
+        call.lineno for call in text.calls("exec") if CONFIGURATOR in ast.unparse(call)
+    ]
+    override_lines += [node.lineno for node in loops]
+    for node in text.tree.body if override_lines else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if (
             not (isinstance(node, ast.Assign) and isinstance(target, ast.Name))
-            or node.lineno >= read[0]
+            or node.lineno >= override_lines[0]
         ):
             continue
         name, value, computed = target.id, literal_or_none(node.value), condition_of(node.value)
         option = ScriptOption(name=name, default=value, computed=computed, line=node.lineno)
-        chosen = literal_or_none(node.value.body) if isinstance(node.value, ast.IfExp) else True
-        if isinstance(chosen if computed else value, bool):
+        branch = literal_or_none(node.value.body) if isinstance(node.value, ast.IfExp) else True
+        if isinstance(branch if computed else value, bool):
             yield _text_flag(option, f"--{name}")
         elif computed or isinstance(value, int | float | str):
             kind = "text" if computed else kind_of(value)
@@ -632,7 +643,7 @@ def _configurator(text: Text) -> Iterator[ScriptOption]:
 
 
 def _configures(loop: ast.For) -> bool:
-    """Whether it is the loop of nanoGPT's configurator over the words of the command."""
+    """Whether a loop is that of nanoGPT's configurator over the command's arguments."""
     parts = ("sys.argv", "exec(open(", "globals()[")
     return all(part in ast.unparse(loop) for part in parts)
 
@@ -640,17 +651,17 @@ def _configures(loop: ast.For) -> bool:
 def overridden_by_file(
     options: Iterable[ScriptOption], name: str, text: str | None
 ) -> Iterator[ScriptOption]:
-    """The options of nanoGPT's configurator with what the Python file `name` sets, which it is
-    started with; a value that the file computes, and each where its text is not known, has no
-    default."""
+    """The options of nanoGPT's configurator with the values that the Python file `name` of the
+    launch sets. A value that the file computes has no default; without the file's text (None) no
+    option has one."""
     assignments = (node for node in ast.parse(text or "").body if isinstance(node, ast.Assign))
     values = {last_name(target): node.value for node in assignments for target in node.targets}
     for option in options:
         if text is None:
             yield replace(option, default=None, line=0)
-        elif (said := values.get(option.name)) is not None:
-            default = literal_or_none(said)
-            yield replace(option, default=default, line=said.lineno, module=name, computed="")
+        elif (expression := values.get(option.name)) is not None:
+            default = literal_or_none(expression)
+            yield replace(option, default=default, line=expression.lineno, module=name, computed="")
         else:
             yield option
 
@@ -664,6 +675,6 @@ def _plain(name: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """int, float, text or flag, by a value."""
+    """The option's kind from a value: int, float, text or flag."""
     kinds = {bool: "flag", int: "int", float: "float"}  # in this order, because a bool is an int
     return next((kind for of, kind in kinds.items() if isinstance(value, of)), "text")

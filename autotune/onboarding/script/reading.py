@@ -1,24 +1,24 @@
-"""A training script, read without running it: its options, its imports, how it is started, and what
-it prints.
+"""Parses a training script without running it: its options, its imports, how it is started, and
+what it prints.
 
-Only the syntax tree is looked at. What the script computes (an option's default from another
-variable, options added in a loop) stays unknown.
+Only the syntax tree is used. What the script computes (an option's default from another variable,
+options added in a loop) stays unknown.
 
-The modules beside a script that it imports, read without running them: its parser, its training
-loop and its print statements may be there.
+The modules that a script imports from its own folder are parsed, too, because parser, training loop
+and print statements may be there:
 
     from .params import parse_args        in open_clip_train/main.py: open_clip_train/params.py
     from pkg.train import run             in pkg/train_fast.py, started in the folder above: pkg/train.py
 
-What a module does only when it is started itself (`if __name__ == "__main__"`) is left out.
+Their code under `if __name__ == "__main__"` is left out.
 
-Defaults of options that a condition decides on the machine where the script runs.
+Defaults of options may depend on a condition of the machine where the script runs:
 
     dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
 
-On CPU ranks there is no CUDA; a GPU of the catalog is there and has the formats that it is listed
-with. Any other condition, and each where no cluster is named, is not known: then the values between
-which it decides are all that is said.
+CPU ranks have no CUDA. A GPU of the catalog has CUDA and the number formats that the catalog lists.
+Any other condition is unknown, and so is each of them if no cluster is named. Then only the
+possible values are known.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from autotune.onboarding.script.written_arguments import (
 from autotune.spec.texts.usual_names import target_of
 
 MAX_MODULES = 40
-"""modules that are read of one program"""
+"""limit on the modules that are parsed for one program"""
 MAX_BYTES = 1 << 19
-"""larger ones hold data"""
+"""size limit of a module in bytes; larger ones hold data"""
 
 
 def imported_modules(tree: ast.Module, file: Path, base: Path) -> Iterator[tuple[str, ast.Module]]:
-    """(name of the file, its statements) of the modules that lie beside `file` or under `base` or
+    """(file name, statements) of the imported modules that are next to `file`, or under `base` or
     its `src`, the nearest first."""
     queue, seen = [(tree, file)], {file.resolve()}
     bases = (base, base / "src")
@@ -71,6 +71,7 @@ def imported_modules(tree: ast.Module, file: Path, base: Path) -> Iterator[tuple
 
 
 def _imported(tree: ast.Module, file: Path, bases: tuple[Path, ...]) -> Iterator[Path]:
+    """Files of the modules that these statements import, as far as they are found."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -87,6 +88,7 @@ def _imported(tree: ast.Module, file: Path, bases: tuple[Path, ...]) -> Iterator
 
 
 def _files(module: str, places: tuple[Path, ...]) -> Iterator[Path]:
+    """The file of a module in the first of these folders that has it."""
     for place in places:
         for path in (
             place / f"{module.replace('.', '/')}.py",
@@ -98,6 +100,7 @@ def _files(module: str, places: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _without_main(tree: ast.Module) -> ast.Module:
+    """The module without its code under `if __name__ == "__main__"`."""
     kept = [
         node
         for node in tree.body
@@ -112,64 +115,62 @@ _HOLDS_OPTIONS = re.compile(
     r"\$\{?(\w*_)?(args?|arguments|opts?|options?|params?|parameters|flags?)(_\w*)?(\[[@*]\])?\}?",
     re.IGNORECASE,
 )
-"""a variable of a shell that may hold any number of options"""
+"""a shell variable that may contain any number of options"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a script's text says."""
+    """A parsed training script."""
 
     name: str
     """file name"""
     options: tuple[ScriptOption, ...]
-    """what can be given on its command line, in the order in which it is declared"""
+    """command-line options in the order of their declaration"""
     parser: str
-    """what reads them: argparse, dataclass, click, typer, configurator, absl, fire, LightningCLI;
-    empty: nothing does"""
+    """the parser of the options: argparse, dataclass, click, typer, configurator, absl, fire,
+    LightningCLI; empty: no options are parsed"""
     code: Code = NO_CODE
-    """what its text does"""
+    """properties of its code"""
     in_code: Mapping[str, InCode] = field(default_factory=dict)
-    """the knobs that its code sets whatever it is told"""
+    """knobs that the code sets regardless of options"""
     constants: tuple[ScriptOption, ...] = ()
-    """numbers that it sets in its own text, which no option changes"""
+    """numbers in the code that no option changes"""
     overridden: str = ""
-    """the file of settings any of which its command overrides by `key=value`: Hydra's, or
-    OmegaConf's"""
+    """the settings file whose keys the command overrides with `key=value` (Hydra, OmegaConf);
+    empty: none"""
     by_deepspeed: bool = False
-    """whether accelerate's launcher runs its steps by DeepSpeed"""
+    """whether accelerate's launcher trains with DeepSpeed"""
     started: Started | None = None
-    """how a launch script starts it; None: not known"""
+    """how a launch script starts it; None: unknown"""
     is_read: bool = True
-    """whether its text is known, and not only how it is started"""
+    """False if the code was not found, so that only the launch is known"""
     written: Written | None = None
-    """what its text gives transformers' or Lightning's Trainer beside its options"""
+    """arguments that the code itself passes to transformers' or Lightning's Trainer"""
     beyond: str = ""
-    """the class of a trainer's arguments whose step does more than train (`BEYOND`); empty: none"""
+    """class of trainer arguments whose step does more than train (`BEYOND`); empty: none"""
     adapted: tuple[str, bool] = ("", False)
-    """the call by which its text gives a model adapters, and whether that is under no condition;
-    not where a trainer is told of them"""
+    """(the call that adds adapters to the model, whether it is unconditional); empty if the
+    adapters are passed to a trainer"""
     told_in: str | None = None
-    """the part of a file of settings in which alone its options are told, empty for the whole file;
-    None: its command may tell them"""
+    """section of a settings file that is the only source of its options, empty for the whole file;
+    None: the command can set options"""
     unread: str = ""
-    """arguments of a trainer in its text that are not understood beside its options, and their
-    line"""
+    """a call with trainer arguments that were not understood, with its line; empty: none"""
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """What it is started with, as far as that is known."""
+        """The arguments that the launch passes; empty if the launch is unknown."""
         return self.started.arguments if self.started else ()
 
     @property
     def given(self) -> dict[str, str]:
-        """The options of the command by name, each as it is written."""
+        """The spelling of each option that the launch passes, by name."""
         named = (argument for argument in self.arguments if argument.name)
         return {each.name: each.words[0].lstrip("-").partition("=")[0] for each in named}
 
     @property
     def said(self) -> dict[str, Any]:
-        """The values of the declared options, and of those that are given, by the last part of
-        their names."""
+        """Current values of the options, declared or passed, by the last part of their names."""
         values = {option.name.rpartition(".")[2]: option.present for option in self.options}
         for argument in self.arguments:
             if argument.name and argument.name not in values:
@@ -179,13 +180,13 @@ class Script:
 
     @property
     def held_elsewhere(self) -> str:
-        """Variables of the launch, set by nobody here, that may hold further options."""
+        """Unset shell variables in the launch that may contain further options."""
         words = (word for argument in self.arguments for word in argument.words)
         return ", ".join(dict.fromkeys(word for word in words if _HOLDS_OPTIONS.fullmatch(word)))
 
     @property
     def spawns(self) -> bool:
-        """Whether it starts its ranks itself, without a launcher."""
+        """Whether the program starts its own ranks, without a launcher."""
         is_alone = self.started is None or self.started.launcher == "python"
         spawns = self.code.spawned is not None and not self.is_off(self.code.spawns_if)
         return is_alone and (spawns or self._has_devices)
@@ -196,7 +197,7 @@ class Script:
         return self.is_off(_DEEPSPEED)
 
     def is_off(self, switches: frozenset[str]) -> bool:
-        """Whether one of these switches is a flag that is not set."""
+        """Whether one of these options is a flag that is not set."""
         return any(o.name in switches and o.kind == "flag" and not o.present for o in self.options)
 
     @property
@@ -213,9 +214,9 @@ class Script:
 
     @property
     def launcher(self) -> str:
-        """What a launch script starts it by, and nothing else; where none is known, torchrun,
-        accelerate, deepspeed or python by what it imports. DeepSpeed's own tells each rank its
-        number by an option, which torchrun does not."""
+        """The launcher of the launch script. Without one: torchrun, accelerate, deepspeed or
+        python, by the imports. DeepSpeed's launcher passes --local_rank to each rank; torchrun does
+        not."""
         if self.started is not None:
             return self.started.launcher
         if self.spawns:
@@ -230,7 +231,7 @@ class Script:
 
 
 def starts_one(script: Script) -> bool:
-    """Whether its launch is one process whatever the cluster has: without a launcher, and with
+    """Whether the launch is one process, however large the cluster is: without a launcher, or with
     accelerate's on CPUs."""
     options = script.started.options if script.started else ()
     on_cpu = script.launcher == "accelerate" and any(option.name == "cpu" for option in options)
@@ -241,8 +242,8 @@ def starts_one(script: Script) -> bool:
 def read_script(
     name: str, text: str, *, file: Path | None = None, base: Path | None = None
 ) -> Script:
-    """The script of that text. Raises `SpecError` where it is no Python. `file`: where it lies, so
-    that a parser which it imports is found; `base`: the folder in which it runs."""
+    """The parsed script. `file`: its path, to find modules that it imports; `base`: the folder in
+    which it runs. Raises `SpecError` if the text is not Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -266,17 +267,17 @@ def read_script(
     whole = Text.of(*(node for each in texts for node in each.tree.body))
     imports_parser = bool(options) and all(option.module for option in options)
     code = Code(own, whole, texts, imports_parser)
-    is_own = not overridden and parser not in _OF_LIBRARIES
-    written = written_arguments(own) if is_own else None
-    # defaults of OmegaConf's settings hold only where no file sets them
+    has_plain_options = not overridden and parser not in _OF_LIBRARIES
+    written = written_arguments(own) if has_plain_options else None
+    # defaults of OmegaConf's settings apply only if no file sets them
     if not options and not overridden and not own.calls("from_cli"):
         written = written or written_constants(own)
         if written is not None and written.parser == "Lightning" and written.computed:
             written = None
-    unread = unread_arguments(own) if is_own and options and written is None else ""
+    unread = unread_arguments(own) if has_plain_options and options and written is None else ""
     if options and written is not None and not written.adds_to(options):
         written = None
-    if options and written is None and is_own and not unread:
+    if options and written is None and has_plain_options and not unread:
         written = written_constants(own, parser, options)
     return Script(
         name=name,
@@ -289,40 +290,42 @@ def read_script(
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
         adapted=("", False) if written else code.adapted,
-        told_in=_told_in(code.body) if parser == "HfArgumentParser" else None,
+        told_in=_config_section(code.body) if parser == "HfArgumentParser" else None,
         unread=unread,
     )
 
 
-def _told_in(text: Text) -> str | None:
-    """Where a text has HfArgumentParser read a file and never the command: `parse_yaml_file(file)`,
-    `parse_dict(settings["training"])`."""
-    plain = (call for call in text.calls("parse") if not (call.args or call.keywords))
-    if text.calls("parse_args_into_dataclasses", "parse_args_and_config") or any(plain):
+def _config_section(text: Text) -> str | None:
+    """The section of a file that HfArgumentParser reads instead of the command:
+    `parse_yaml_file(file)`, `parse_dict(settings["training"])`. Empty for the whole file; None if
+    it reads the command."""
+    parse_calls = (call for call in text.calls("parse") if not (call.args or call.keywords))
+    if text.calls("parse_args_into_dataclasses", "parse_args_and_config") or any(parse_calls):
         return None
     for call in text.calls("parse_yaml_file", "parse_json_file", "parse_dict"):
-        given = call.args[0] if call.args else None
-        part = given.slice if isinstance(given, ast.Subscript) else None
-        return str(literal_or_none(part) or "") if called_name(call) == "parse_dict" else ""
+        source = call.args[0] if call.args else None
+        subscript = source.slice if isinstance(source, ast.Subscript) else None
+        return str(literal_or_none(subscript) or "") if called_name(call) == "parse_dict" else ""
     return None
 
 
 def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[ScriptOption, ...]]:
-    """The first parser among the modules that a script imports; dataclasses may lie in others."""
+    """(parser, options) of the first imported module that parses options; its dataclasses may be in
+    other modules."""
     nodes = (node for _, module in modules for node in module.body)
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     for name, module in modules:
         own = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
-        more = [node for node in classes if node.name not in own]
-        parser, options = options_of(Text.of(*module.body, *more))
+        others = [node for node in classes if node.name not in own]
+        parser, options = options_of(Text.of(*module.body, *others))
         if options:
             return parser, tuple(replace(option, module=name) for option in options)
     return "", ()
 
 
 def _overridden(text: Text) -> str:
-    """The file of `@hydra.main(config_path=..., config_name=...)`, or the one that a script loads
-    which calls `OmegaConf.from_cli()`."""
+    """The settings file of `@hydra.main(config_path=..., config_name=...)`, or the one that a
+    script with `OmegaConf.from_cli()` loads; empty if there is none."""
     for call in text.calls("main"):
         if ast.unparse(call.func) == "hydra.main":
             given = {name: literal_or_none(node) for name, node in keywords_of(call).items()}
@@ -338,7 +341,7 @@ _OF_LIBRARIES = ("HfArgumentParser", "LightningCLI")
 
 
 def settled(script: Script, place: Place) -> Script:
-    """The script with the defaults that it has at that place."""
+    """The script with the defaults that apply on the cluster of `place`."""
     cluster = named_cluster(place.name)
     facts: dict[str, bool] = {}
     if cluster is not None:
@@ -351,15 +354,15 @@ def settled(script: Script, place: Place) -> Script:
         for option in script.options
     )
     in_code = {
-        knob: made
-        for knob, made in script.in_code.items()
-        if made.value != "tf32" or not place.is_cpu
+        knob: setting
+        for knob, setting in script.in_code.items()
+        if setting.value != "tf32" or not place.is_cpu
     }
     return replace(script, options=options, in_code=in_code)
 
 
 def _value(node: ast.expr, facts: dict[str, bool]) -> Any:
-    """The value; None where it is not known."""
+    """The value of a conditional expression under these facts; None if unknown."""
     if not isinstance(node, ast.IfExp):
         found = _holds(node, facts)
         return literal_or_none(node) if found is None else found
@@ -370,7 +373,7 @@ def _value(node: ast.expr, facts: dict[str, bool]) -> Any:
 
 
 def _holds(node: ast.expr, facts: dict[str, bool]) -> bool | None:
-    """Whether a condition holds; None where that is not known."""
+    """Whether a condition is true under these facts; None if unknown."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         inner = _holds(node.operand, facts)
         return None if inner is None else not inner

@@ -1,5 +1,5 @@
-"""What a program's own text gives transformers' Trainer, trl's SFTTrainer or Lightning's Trainer,
-where no option does.
+"""Arguments that a program's code, and no option, passes to transformers' Trainer, trl's SFTTrainer
+or Lightning's Trainer.
 
     args = SFTConfig(per_device_train_batch_size=2, bf16=True, fsdp="full_shard")
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
@@ -7,12 +7,11 @@ where no option does.
     loader = DataLoader(dataset, batch_size=4, shuffle=True)
     trainer = L.Trainer(devices=8, precision="bf16-mixed", accumulate_grad_batches=4, strategy="fsdp")
 
-They are read as the options of the same names that a launch gives to a program with a parser. A
-value that the text computes is not known, and nothing is read where the text trains in another way
-than with all weights or with LoRA's adapters (`LoraConfig`, `load_in_4bit`), which these arguments
-do not say.
+They are treated as the options of the same names that a launch passes to a program with a parser. A
+computed value is unknown. Nothing is read from code that trains other than all weights or LoRA
+adapters (`LoraConfig`, `load_in_4bit`), because these arguments do not describe such a training.
 
-What the text of a program without options sets by itself, read as the options of these names.
+Likewise the values that a program without options assigns:
 
 BATCH_SIZE = 16
 config.accumulate = 4
@@ -56,152 +55,166 @@ MODEL = "model_name_or_path"
 _OTHER_TRAININGS = frozenset({
     "FastLanguageModel", "PeftModel", "AdaLoraConfig", "IA3Config", "LoHaConfig", "LoKrConfig", "PrefixTuningConfig", "PromptTuningConfig", "VeraConfig", "use_dora", "load_in_8bit",
 })  # fmt: skip
-"""names of what these arguments do not say and plans do not know"""
+"""names in code that indicate a training that these arguments do not describe and plans do not
+cover"""
 _QUANTIZED = frozenset({"BitsAndBytesConfig", "quantization_config", "load_in_4bit"})
 _ADAPTERS = _QUANTIZED | {"peft", "get_peft_model", "LoraConfig", "peft_config"}
 _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
-"""what changes the memory too much for a value that is not known"""
+"""arguments that change the memory too much to go on if their value is unknown"""
 _TYPES = frozenset({"bfloat16", "float16", "float32", "half", "set_default_dtype"})
-"""names by which a text may say the type of its weights anywhere"""
+"""names in code that may set the dtype of weights anywhere"""
 _LIGHTNING = frozenset({"lightning", "pytorch_lightning"})
 _OF_RANKS = ("accumulate_grad_batches", "strategy", "devices", "num_nodes")
+"""arguments of Lightning's Trainer for ranks, sharding and accumulation"""
 _OF_LIGHTNING = ("precision", "accumulate_grad_batches", "max_steps")
+"""arguments of Lightning's Trainer that are treated as options"""
 _SAID = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing", "torch_compile", "fsdp", "deepspeed", "max_length",
     "batch_size", "accumulate_grad_batches", "precision",
 })  # fmt: skip
+"""arguments that set a knob or the sequence length"""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The arguments of the one call of a class of arguments."""
+    """The arguments of a trainer in the code, treated as options."""
 
     options: tuple[ScriptOption, ...]
-    """those that the class has; one whose value is computed has no default"""
+    """options of the trainer's class; without a default if the value is computed"""
     values: dict[str, Any]
-    """what the text gives them"""
+    """values that the code passes, by option"""
     lines: dict[str, int]
-    """the line of each that concerns a knob and is not computed"""
+    """line of each value that sets a knob and is not computed"""
     workload: dict[str, Any]
-    """what it says of the workload: `pure_bf16`, `peft`, `optimizer`"""
+    """workload fields that follow: `pure_bf16`, `peft`, `optimizer`"""
     computed: frozenset[str] = frozenset()
-    """names whose value is computed, as `args.batch_size` is"""
+    """names of options whose value is computed, such as `args.batch_size`"""
     parser: str = "HfArgumentParser"
-    """what would read such options"""
+    """the parser that would read such options"""
     beside: str = MICRO_BATCH
-    """the keyword argument behind which others may be written"""
+    """the keyword argument after which others may be added"""
     of: str = ""
-    """the call that has them as keyword arguments; empty where they are names that the text sets"""
+    """the call with these keyword arguments; empty if the code assigns them to names"""
     elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """places of those that other calls have"""
+    """places of the options that other calls have, as `overrides` write them"""
     also: Mapping[str, str] = field(default_factory=dict)
-    """what a trial sets besides, by place"""
+    """values that trials set in addition, by place"""
     ranks: tuple[int, int] | None = None
-    """(nodes, ranks of a node) that it starts by itself; None where a launcher starts them, or
-    nobody says how many"""
+    """(nodes, ranks per node) that the program starts itself; None if a launcher starts them, or
+    the number is unknown"""
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The values as a launch would give them."""
+        """The values as a launch would pass them."""
         return tuple(
             Argument(name, (str(value),), (f"--{name}={value}",))
             for name, value in self.values.items()
         )
 
     def places(self, name: str) -> tuple[str, ...]:
-        """Where the text sets it, as `overrides` name it."""
+        """Where the code sets an option, as `overrides` write it."""
         return self.elsewhere.get(name) or (f"{self.of}.{name}" if self.of else name,)
 
     def merged(self, options: Sequence[ScriptOption]) -> tuple[ScriptOption, ...]:
-        """The program's options with these; the text comes before an option of the same meaning,
-        and an option before what the text computes."""
-        said = {target_of(name) for name in self.values} - {None}
+        """The program's options with these. A value in the code replaces an option of the same
+        meaning, but an option replaces a computed value."""
+        targets = {target_of(name) for name in self.values} - {None}
         return (
-            *(option for option in options if target_of(option.name) not in said),
+            *(option for option in options if target_of(option.name) not in targets),
             *self._beside(options),
         )
 
     def adds_to(self, options: Sequence[ScriptOption]) -> bool:
-        """Whether the text says something of a config or workload that the program's options do
-        not."""
-        own = {target_of(option.name) for option in options}
-        unsaid = (
+        """Whether the code sets a knob or workload field for which the program has no option."""
+        targets = {target_of(option.name) for option in options}
+        unset = (
             o
             for o in self._beside(options)
-            if o.name not in self.values and target_of(o.name) not in own
+            if o.name not in self.values and target_of(o.name) not in targets
         )
-        values = {**{o.name: o.default for o in unsaid}, **self.values}
-        is_open = any(o.name in _SAID and o.name in self.computed for o in self._beside(options))
+        values = {**{o.name: o.default for o in unset}, **self.values}
+        is_computed = any(
+            o.name in _SAID and o.name in self.computed for o in self._beside(options)
+        )
         return (
             bool(self.workload)
-            or is_open
-            or any(_asks(values[name]) for name in values if name in _SAID)
+            or is_computed
+            or any(_is_set(values[name]) for name in values if name in _SAID)
         )
 
     def _beside(self, options: Sequence[ScriptOption]) -> list[ScriptOption]:
-        own = {target_of(option.name) for option in options}
+        """These options without computed ones for which the program has an option of the same
+        meaning."""
+        targets = {target_of(option.name) for option in options}
         return [
-            o for o in self.options if o.name not in self.computed or target_of(o.name) not in own
+            o
+            for o in self.options
+            if o.name not in self.computed or target_of(o.name) not in targets
         ]
 
 
 def written_arguments(text: Text) -> Written | None:
-    """Those of a program; None where it calls no such class, or several times."""
+    """The arguments that the program's code passes to a trainer; None if it constructs no such
+    class, or several."""
     if text.names & _OTHER_TRAININGS:
         return None
     if text.names & _LIGHTNING:
         return None if text.names & _ADAPTERS else _of_lightning(text)
-    found = [(call, known) for call in text.calls() if (known := _known(call)) is not None]
-    if len(found) != 1:
+    calls = [
+        (call, declared) for call in text.calls() if (declared := _class_options(call)) is not None
+    ]
+    if len(calls) != 1:
         return None
-    call, known = found[0]
-    given, of = keywords_of(call), called_name(call)
-    if len(given) < len(call.keywords):
+    call, declared = calls[0]
+    keywords, class_name = keywords_of(call), called_name(call)
+    if len(keywords) < len(call.keywords):
         return None  # `**arguments`
     workload: dict[str, Any] = {}
     if text.names & _ADAPTERS:
         if (peft := written_adapters(text)) is None:
             return None
-        if peft["method"] == "lora" and _is_loaded_in_fp32(text, of):
+        if peft["method"] == "lora" and _is_loaded_in_fp32(text, class_name):
             peft["frozen_fp32"] = True
-        workload |= {"peft": peft} if "rank" in peft else {}  # else its options say the rest
+        workload |= {"peft": peft} if "rank" in peft else {}  # or else options set the adapters
     elif loaded_as(text)[0] == "bfloat16":
         workload |= {"pure_bf16": True, "shards_in_fp32": True}
-    values = {name: text.value(node) for name, node in given.items()}
-    if isinstance(parts := values.get("fsdp"), list):  # as its own word does
-        values["fsdp"] = " ".join(map(str, parts))
+    values = {name: text.value(node) for name, node in keywords.items()}
+    if isinstance(fsdp_words := values.get("fsdp"), list):  # a list means the same as its words
+        values["fsdp"] = " ".join(map(str, fsdp_words))
     values = {
         name: value for name, value in values.items() if isinstance(value, bool | int | float | str)
     }
-    computed = {name for name, node in given.items() if name not in values and not is_none(node)}
+    computed = {name for name, node in keywords.items() if name not in values and not is_none(node)}
     values = {name: value for name, value in values.items() if value or name not in _SHARDING}
     if computed & _SHARDING:
         return None
     if (optimizer := values.get("optim")) is not None:
-        if (named := optimizer_named(str(optimizer))) is None:
+        if (optimizer_name := optimizer_named(str(optimizer))) is None:
             return None
-        workload |= {} if named == "adamw" else {"optimizer": named}
-    options = [option_of(*each) for each in known]
-    options = [_computed(o, given[o.name]) if o.name in computed else o for o in options]
+        workload |= {} if optimizer_name == "adamw" else {"optimizer": optimizer_name}
+    options = [option_of(*each) for each in declared]
+    options = [_with_computed(o, keywords[o.name]) if o.name in computed else o for o in options]
     if (model := _model(text)) is not None:
         values[MODEL] = model
-    lines = {name: node.lineno for name, node in given.items() if name in _SAID and name in values}
+    lines = {
+        name: node.lineno for name, node in keywords.items() if name in _SAID and name in values
+    }
     lines |= {called_name(each): each.lineno for each in text.calls("LoraConfig")}
     return Written(
         options=tuple(options),
         values=values,
-        lines=lines or {of: call.lineno},
+        lines=lines or {class_name: call.lineno},
         workload=workload,
         computed=frozenset(computed),
-        beside=MICRO_BATCH if MICRO_BATCH in given else next(iter(given), ""),
-        of=of,
-        also={f"{of}.output_dir": "{trial_dir}"},
+        beside=MICRO_BATCH if MICRO_BATCH in keywords else next(iter(keywords), ""),
+        of=class_name,
+        also={f"{class_name}.output_dir": "{trial_dir}"},
     )
 
 
 def unread_arguments(text: Text) -> str:
-    """A call that gives a trainer of transformers, trl or Lightning what no option says, and its
-    line; empty where there is none."""
+    """A call that passes arguments to a trainer of transformers, trl or Lightning and was not
+    understood, with its line; empty if there is none."""
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
     for call in text.calls():
         name, given = called_name(call), keywords_of(call)
@@ -213,15 +226,15 @@ def unread_arguments(text: Text) -> str:
 
 
 def _is_unread(node: ast.expr) -> bool:
-    """Whether an argument of Lightning's Trainer decides ranks, sharding or accumulation in a way
-    that is not read here: a strategy as an object, too."""
+    """Whether an argument of Lightning's Trainer sets ranks, sharding or accumulation to a value
+    that is not understood, such as a strategy object."""
     value = literal_or_none(node)
-    return isinstance(node, ast.Call) or (_asks(value) and value not in ("auto", "ddp"))
+    return isinstance(node, ast.Call) or (_is_set(value) and value not in ("auto", "ddp"))
 
 
 def _of_lightning(text: Text) -> Written | None:
-    """What it gives Lightning's Trainer and its loader of training data; None where one of them is
-    not plain."""
+    """Arguments of Lightning's Trainer and the batch size of its training DataLoader; None if a
+    call has `**` arguments, or several are ambiguous."""
     trainers, loaders = text.calls("Trainer"), text.calls("DataLoader")
     if len(trainers) != 1 or not is_plain(trainers[0]):
         return None
@@ -242,30 +255,32 @@ def _of_lightning(text: Text) -> Written | None:
     batches = {1 if size is None else text.value(size) for size in sizes}
     if len(batches) != 1:
         return None
-    said: dict[str, Any] = {name: values[name] for name in _OF_LIGHTNING if name in values}
+    result: dict[str, Any] = {name: values[name] for name in _OF_LIGHTNING if name in values}
     computed = {name: given[name] for name in _OF_LIGHTNING if name in given.keys() - values.keys()}
-    told = dict(given)
+    nodes_by_name = dict(given)
     if (size := next((size for size in sizes if size is not None), None)) is not None:
-        told["batch_size"] = size
+        nodes_by_name["batch_size"] = size
     if isinstance(batch := batches.pop(), int):
-        said["batch_size"] = batch
+        result["batch_size"] = batch
     else:
-        computed["batch_size"] = told["batch_size"]
-    said |= {"fsdp": "full_shard"} if strategy == "fsdp" else {}
-    said |= {MODEL: model} if (model := _model(text)) is not None else {}
+        computed["batch_size"] = nodes_by_name["batch_size"]
+    result |= {"fsdp": "full_shard"} if strategy == "fsdp" else {}
+    result |= {MODEL: model} if (model := _model(text)) is not None else {}
     devices, nodes = values.get("devices"), values.get("num_nodes", 1)
-    is_counted = type(nodes) is int and type(devices) is int and devices > 0
-    ranks = (int(nodes), int(devices or 0)) if is_counted else None
-    known = [each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING]
-    options = [option_of(*each) for each in (*known, ("batch_size", "int", None))]
+    has_rank_counts = type(nodes) is int and type(devices) is int and devices > 0
+    ranks = (int(nodes), int(devices or 0)) if has_rank_counts else None
+    declared = [each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING]
+    options = [option_of(*each) for each in (*declared, ("batch_size", "int", None))]
     lines = {
-        name: told[name].lineno
+        name: nodes_by_name[name].lineno
         for name in ("batch_size", *_OF_LIGHTNING, "strategy")
-        if name in told and name not in computed
+        if name in nodes_by_name and name not in computed
     }
     return Written(
-        options=tuple(_computed(o, computed[o.name]) if o.name in computed else o for o in options),
-        values=said,
+        options=tuple(
+            _with_computed(o, computed[o.name]) if o.name in computed else o for o in options
+        ),
+        values=result,
         lines=lines or {"Trainer": trainers[0].lineno},
         workload={},
         computed=frozenset(computed),
@@ -283,29 +298,30 @@ def _of_lightning(text: Text) -> Written | None:
 
 
 def _loader(call: ast.Call, loaders: list[ast.Call]) -> str:
-    """The batch of a loader, as `overrides` name it."""
+    """The place of a DataLoader's batch size, as `overrides` write it."""
     return "DataLoader.batch_size" if len(loaders) == 1 else f"DataLoader:{call.lineno}.batch_size"
 
 
-def _asks(value: Any) -> bool:
-    """Whether a value changes anything: no switch that is off, and no count of one."""
+def _is_set(value: Any) -> bool:
+    """Whether a value differs from the neutral one: not False, None or 1."""
     return value is True or value not in (None, False, 1, "")
 
 
-def _computed(option: ScriptOption, node: ast.expr) -> ScriptOption:
-    """The option with a value that is not known; a condition, and any flag's, may be settled by
-    where it runs."""
+def _with_computed(option: ScriptOption, node: ast.expr) -> ScriptOption:
+    """The option with an unknown default. The expression is kept for flags and conditions, which
+    the place where it runs may decide."""
     text = ast.unparse(node) if option.kind == "flag" else condition_of(node)
     return replace(option, default=None, computed=text, line=node.lineno)
 
 
-def _known(call: ast.Call) -> tuple[tuple[str, str, Any], ...] | None:
+def _class_options(call: ast.Call) -> tuple[tuple[str, str, Any], ...] | None:
+    """The options of the class that a call constructs; None if it is no class of arguments."""
     name = called_name(call)
     return next((options for ending, options in TRAINER_ARGUMENTS if name.endswith(ending)), None)
 
 
 def _model(text: Text) -> str | None:
-    """The model that it loads, or gives to a trainer by its name; None where it loads several."""
+    """The model that the code loads, or passes to a trainer by name; None if it loads several."""
     named: set[Any] = set()
     for call in text.calls():
         model = keywords_of(call).get("model", next(iter(call.args), None))
@@ -318,42 +334,42 @@ def _model(text: Text) -> str | None:
 
 
 def _is_loaded_in_fp32(text: Text, of: str) -> bool:
-    """Whether the weights are loaded in fp32: a trainer of trl that loads a model by its name does
-    so unless it is told. `of`: the class of its arguments."""
-    said = loaded_as(text)[0]
+    """Whether the weights are loaded in fp32. trl's trainers do so by default if the model is
+    passed by name. `of`: the class of arguments."""
+    dtype = loaded_as(text)[0]
     is_trl = not of.endswith("TrainingArguments")
     by_name = isinstance(_model(text), str) and not any(map(loads_a_model, text.calls()))
-    return said == "float32" or (not said and is_trl and by_name)
+    return dtype == "float32" or (not dtype and is_trl and by_name)
 
 
 def written_adapters(text: Text) -> dict[str, Any] | None:
-    """The adapters of the only LoraConfig of a text, as a workload has them, with PEFT's defaults,
-    and without their rank where an option says it (`r=args.lora_r`), which may switch 4 bits on,
-    too; None where it does not say them plainly."""
+    """The adapters of the code's only LoraConfig, as `peft` of a workload, with PEFT's defaults.
+    Without `rank` if an option sets it (`r=args.lora_r`); an option may also switch 4 bits on. None
+    if they cannot be read."""
     configs = text.calls("LoraConfig")
     if len(configs) != 1 or not is_plain(configs[0]):
         return None
     nodes = keywords_of(configs[0])
     given = {name: text.value(node) for name, node in nodes.items()}
-    rank, wanted = given.get("r", 8), given.get("target_modules", ["q_proj", "v_proj"])
-    by_option = "r" in nodes and rank is None and last_name(nodes["r"]) in LORA_RANKS
-    targets = targets_of([wanted] if isinstance(wanted, str) else wanted or ())
-    if not (by_option or isinstance(rank, int)) or not targets:
+    rank, modules = given.get("r", 8), given.get("target_modules", ["q_proj", "v_proj"])
+    has_rank_option = "r" in nodes and rank is None and last_name(nodes["r"]) in LORA_RANKS
+    targets = targets_of([modules] if isinstance(modules, str) else modules or ())
+    if not (has_rank_option or isinstance(rank, int)) or not targets:
         return None
     given_bits = (keywords_of(call).get("load_in_4bit") for call in text.calls())
     switches = [node for node in given_bits if node is not None]
     is_quantized = bool(switches) and all(literal_or_none(node) is True for node in switches)
-    by_switch = any(last_name(node) in FOUR_BIT_SWITCHES for node in switches)
-    if not by_switch and is_quantized == text.names.isdisjoint(_QUANTIZED):
+    has_switch = any(last_name(node) in FOUR_BIT_SWITCHES for node in switches)
+    if not has_switch and is_quantized == text.names.isdisjoint(_QUANTIZED):
         return None
     method = "qlora" if is_quantized else "lora"
-    ranked = {} if by_option else {"rank": rank}
-    return {"method": method, **ranked, "targets": targets, "library": "peft"}
+    rank_field = {} if has_rank_option else {"rank": rank}
+    return {"method": method, **rank_field, "targets": targets, "library": "peft"}
 
 
 def loads_a_model(call: ast.Call) -> bool:
-    """Whether it is `AutoModelForCausalLM.from_pretrained(...)`, or the same of another decoder's
-    class."""
+    """Whether the call is `AutoModelForCausalLM.from_pretrained(...)`, or the same of another
+    decoder class."""
     if called_name(call) != "from_pretrained" or not isinstance(call.func, ast.Attribute):
         return False
     return ast.unparse(call.func.value).endswith(("ForCausalLM", "LMHeadModel"))
@@ -371,44 +387,48 @@ def loaded_model(text: Text) -> tuple[str, int] | None:
 
 
 def _named_model(call: ast.Call, text: Text) -> Any:
+    """The model's name in a call that loads it; None if it is computed."""
     given = call.args[0] if call.args else keywords_of(call).get("pretrained_model_name_or_path")
     return text.value(given)
 
 
 def loaded_without_dtype(text: Text) -> int:
-    """The line that loads a model without saying the type of its weights, and nothing else does; 0:
+    """Line of a call that loads a model without a dtype, if nothing else in the code sets one; 0:
     there is none."""
-    says = {"dtype", "torch_dtype", "quantization_config", None}
+    dtype_arguments = {"dtype", "torch_dtype", "quantization_config", None}
     for call in () if _TYPES & text.names else text.calls("from_pretrained"):
-        if loads_a_model(call) and says.isdisjoint(word.arg for word in call.keywords):
+        if loads_a_model(call) and dtype_arguments.isdisjoint(word.arg for word in call.keywords):
             return call.lineno
     return 0
 
 
 def loaded_as(text: Text) -> tuple[str, int]:
-    """(type of the weights, line) of the models that a text loads: `bfloat16`, `float16`,
-    `float32`; `bf16` for bfloat16 where the option of that name is on; `?` where the text computes
-    it. Both are empty where no call says a type, or several say different ones."""
+    """(dtype, line) of the models that the code loads: `bfloat16`, `float16`, `float32`, `auto`;
+    `bf16` for bfloat16 that the option bf16 switches on; `?` for a computed dtype. ("", 0) if no
+    call sets a dtype, or several set different ones."""
     found = {}
     for call in text.calls():
         given = keywords_of(call)
         init = given.get("model_init_kwargs")
-        if isinstance(init, ast.Dict):  # of trl's arguments, whose trainer loads the model
+        if isinstance(
+            init, ast.Dict
+        ):  # an argument of trl's classes, whose trainers load the model
             given = dict(zip(map(str, map(literal_or_none, init.keys)), init.values, strict=True))
-        said = given.get("dtype") or given.get("torch_dtype")
-        if said is not None and (isinstance(init, ast.Dict) or loads_a_model(call)):
-            found[_type_of(said)] = call.lineno
+        dtype = given.get("dtype") or given.get("torch_dtype")
+        if dtype is not None and (isinstance(init, ast.Dict) or loads_a_model(call)):
+            found[_type_of(dtype)] = call.lineno
     return next(iter(found.items())) if len(found) == 1 else ("", 0)
 
 
-def _type_of(said: ast.expr) -> str:
-    name = ast.unparse(said).strip("'\"").rpartition(".")[2]
+def _type_of(dtype: ast.expr) -> str:
+    """The dtype of an expression, as `loaded_as` returns it."""
+    name = ast.unparse(dtype).strip("'\"").rpartition(".")[2]
     if name in ("bfloat16", "float16", "float32", "auto"):
         return name
     is_switched = (
-        isinstance(said, ast.IfExp)
-        and "bf16" in ast.unparse(said.test)
-        and _type_of(said.body) == "bfloat16"
+        isinstance(dtype, ast.IfExp)
+        and "bf16" in ast.unparse(dtype.test)
+        and _type_of(dtype.body) == "bfloat16"
     )
     return "bf16" if is_switched else "?"
 
@@ -416,26 +436,31 @@ def _type_of(said: ast.expr) -> str:
 _ACCELERATOR = "Accelerator"
 _OF_ACCELERATOR = f"{_ACCELERATOR}.{ACCUMULATION}"
 _KNOBS = frozenset({"micro_batch_size", "accumulation_steps", "global_batch_size"})
-"""without one of them nothing can be tuned"""
+"""at least one of these is needed to tune anything"""
 
 
 def written_constants(
     text: Text, parser: str = "constants", options: Sequence[ScriptOption] = ()
 ) -> Written | None:
-    """The values that the text sets once, to a literal, under a name for a knob or a figure of the
-    workload that no option has; None without a batch. If there is an option for the micro-batch but
-    none for the whole batch: the accumulation passed to accelerate's `Accelerator`. `parser`: what
-    reads the options."""
-    told = {meaning.target for each in options if (meaning := meaning_of(each)) is not None}
-    if told & _KNOBS not in (set(), {"micro_batch_size"}):
+    """Literals that the code assigns once, to names of knobs or workload fields for which there is
+    no option; None without a batch. If there is an option for the micro-batch, but none for the
+    global batch: only the accumulation passed to accelerate's `Accelerator`. `parser`: the parser
+    of `options`."""
+    option_targets = {
+        meaning.target for each in options if (meaning := meaning_of(each)) is not None
+    }
+    if option_targets & _KNOBS not in (set(), {"micro_batch_size"}):
         return None
     own_names = {option.name for option in options}
-    set_by = (each for node in text.nodes for each in _set_by(node))
+    set_by = (each for node in text.nodes for each in _assigned(node))
     found = {place: option for place, option in set_by if option.name not in own_names}
-    if told & _KNOBS:
+    if option_targets & _KNOBS:
         given = (keywords_of(call).get(ACCUMULATION) for call in text.calls(_ACCELERATOR))
-        own = {_OF_ACCELERATOR, *(ast.unparse(node) for node in given if node is not None)}
-        found = {place: option for place, option in found.items() if place in own}
+        accelerator_places = {
+            _OF_ACCELERATOR,
+            *(ast.unparse(node) for node in given if node is not None),
+        }
+        found = {place: option for place, option in found.items() if place in accelerator_places}
     names = Counter(option.name for option in found.values())
     places = {}
     for place, option in found.items():
@@ -456,22 +481,23 @@ def written_constants(
     )
 
 
-def _set_by(node: ast.AST) -> list[tuple[str, ScriptOption]]:
-    """(place, the option that it is read as)"""
+def _assigned(node: ast.AST) -> list[tuple[str, ScriptOption]]:
+    """(place, the value as an option) if the node assigns a literal to a name of a knob; or else
+    empty."""
     target: ast.expr | None = None
-    said = getattr(node, "value", None)
+    expression = getattr(node, "value", None)
     if isinstance(node, ast.Assign):
         target = node.targets[0]
     elif isinstance(node, ast.AnnAssign):
         target = node.target
     elif isinstance(node, ast.Call) and called_name(node) == _ACCELERATOR:
-        said = keywords_of(node).get(ACCUMULATION)
+        expression = keywords_of(node).get(ACCUMULATION)
         target = ast.parse(_OF_ACCELERATOR, mode="eval").body
     if not isinstance(target, ast.Name | ast.Attribute):
         return []
-    value = literal_or_none(said)
+    value = literal_or_none(expression)
     if not isinstance(value, bool | int | str):
         return []
     name = target.id if isinstance(target, ast.Name) else target.attr
-    option = replace(option_of(name, kind_of(value), value), line=getattr(said, "lineno", 0))
+    option = replace(option_of(name, kind_of(value), value), line=getattr(expression, "lineno", 0))
     return [(ast.unparse(target), option)] if meaning_of(option) is not None else []

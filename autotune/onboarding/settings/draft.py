@@ -1,5 +1,5 @@
-"""`autotune init` of a program's settings: the file that it is started with, or the options of its
-command. A trial overrides some of them."""
+"""The draft that `autotune init` writes for a program that is configured by a settings file, or by
+the same settings as options of its command. Trials override some settings."""
 
 from __future__ import annotations
 
@@ -40,43 +40,43 @@ from autotune.trainers.present_configuration import DOCUMENTS, at_path, flat
 
 STAND_IN_MODEL = "nano-llama"
 _PARTLY_TRAINED = ("lisa_n_layers", "unfrozen_parameters")
-"""settings of axolotl by which some weights are trained at a time, or at all"""
+"""settings of axolotl that train only some weights, or some at a time"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a program is told today."""
+    """Current settings of a program."""
 
     program: SettingsProgram
     document: Mapping[str, Any]
-    """its settings"""
+    """settings by key"""
     source: Path
-    """the file that says so: the settings themselves, or the script that starts the program"""
+    """the file that the user passed: the settings, or the script that starts the program"""
     cwd: Path
-    """the folder in which it runs"""
+    """the folder in which the program runs"""
     file: str = ""
-    """the file of settings as the command names it; empty where the command has all of them"""
+    """the settings file as the command names it; empty if the command has all settings"""
     arguments: tuple[Argument, ...] = ()
-    """the other arguments of the command"""
+    """other arguments of the command"""
     env: Mapping[str, str] = field(default_factory=dict)
-    """what the script adds to its environment"""
+    """variables that the script exports"""
     start: tuple[str, ...] = ()
-    """launcher and program of a trial, where the script starts its program itself; empty: torchrun
+    """launcher and program of a trial, for a script that starts the program itself; empty: torchrun
     and the module"""
     decided: Mapping[str, Any] = field(default_factory=dict)
-    """knobs that its launcher decides"""
+    """knobs that the launcher sets"""
 
 
 _ABOVE = 4
-"""folders above the settings that are searched for the files named in them"""
+"""number of folders above the settings that are searched for files named in them"""
 _FUSED_LOSS = ("enable_liger_kernel", "liger_fused_linear_cross_entropy")
-"""LLaMA-Factory's and axolotl's settings for Liger's loss"""
+"""settings of LLaMA-Factory and axolotl for Liger's fused loss"""
 
 
 def started_in(file: Path, document: Mapping[str, Any]) -> Path:
-    """The folder in which the program of these settings starts: the nearest folder above their file
-    from which a path in the settings leads to a file; otherwise their file's folder."""
+    """The folder in which the program of these settings runs: the nearest folder above the settings
+    file from which a path in the settings leads to a file; or else the file's folder."""
     values = (value for _, value in flat(document) if isinstance(value, str))
     named = [value for value in values if "/" in value and value.endswith(DOCUMENTS)]
     above = (file.parent, *file.resolve().parent.parents[:_ABOVE])
@@ -85,25 +85,25 @@ def started_in(file: Path, document: Mapping[str, Any]) -> Path:
 
 
 def settings_draft(
-    told: Settings, place: Place, *, model: str | None = None, folder: Path
+    settings: Settings, place: Place, *, model: str | None = None, folder: Path
 ) -> Draft:
-    """The draft for the settings; `folder`: of the spec, against which its paths are read. Raises
-    `SpecError` for settings that train nothing."""
-    program, document = told.program, told.document
+    """The draft for the settings. `folder`: the folder of the spec, which its paths are relative
+    to. Raises `SpecError` if the settings are not for training."""
+    program, document = settings.program, settings.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
         raise SpecError(
-            f"{told.source.name} holds settings for {program.name}, but not for training, because it has {', '.join(other)}",
+            f"{settings.source.name} holds settings for {program.name}, but not for training, because it has {', '.join(other)}",
             remedy="pass the file that you train with",
             field="FILE",
         )
-    known = (model, "") if model else model_named(document.get(program.model), told.cwd, folder)
-    asked = f"fill in: {document.get(program.model) or 'the model'} as a catalog name or the path of its config.json"
-    value, comment = known or (STAND_IN_MODEL, asked)
+    match = (model, "") if model else model_named(document.get(program.model), settings.cwd, folder)
+    model_comment = f"fill in: {document.get(program.model) or 'the model'} as a catalog name or the path of its config.json"
+    value, comment = match or (STAND_IN_MODEL, model_comment)
     micro, seq_len = (_count(document, key) for key in (program.micro_batch_size, program.seq_len))
     key, words, recompute = program.recompute
     if key in document:
-        now = str(document[key]).lower()
-        recompute = next((k for k, word in words.items() if word.lower() == now), "full")
+        current_word = str(document[key]).lower()
+        recompute = next((k for k, word in words.items() if word.lower() == current_word), "full")
     degrees = {
         knob: max(_count(document, (name, 1)) for name in names)
         for knob, names in program.degrees.items()
@@ -112,12 +112,12 @@ def settings_draft(
     fixed = {
         **{knob: degree for knob, degree in degrees.items() if degree > 1},
         "precision": _precision(program, document),
-        **sharding_of(document, told.cwd),
+        **sharding_of(document, settings.cwd),
         **stated(loss="fused" if is_fused else ""),
-        **told.decided,
+        **settings.decided,
     }
     replicas = max(1, place.ranks // math.prod(degrees.get(knob, 1) for knob in ("tp", "pp", "cp")))
-    if place.ranks == 1:  # there is nothing to shard
+    if place.ranks == 1:  # nothing to shard
         fixed["zero_stage"] = 0
     batch = micro * _count(document, program.accumulation_steps) * replicas
     if program.whole_batch:
@@ -134,27 +134,27 @@ def settings_draft(
             loop=loop,
         ),
     }
-    shared = f", {replicas} of them with their own data" if replicas < place.ranks else ""
-    sizes = f"batch: {micro} x {batch // (micro * replicas)} on {number_of(place.ranks, 'rank')}{shared}"
+    replica_note = f", {replicas} of them with their own data" if replicas < place.ranks else ""
+    sizes = f"batch: {micro} x {batch // (micro * replicas)} on {number_of(place.ranks, 'rank')}{replica_note}"
     space = {
         "micro_batch_size": sorted({max(1, micro // 2), micro, 2 * micro, 4 * micro}),
         "recompute": list(words),
         **{knob: [value] for knob, value in fixed.items()},
     }
-    today = {"micro_batch_size": micro, **fixed, "recompute": recompute}
-    baseline = ",".join(f"{knob}={value}" for knob, value in today.items())
-    cwd = os.path.relpath(told.cwd.resolve(), folder.resolve())
-    env = {**program.env, **told.env}
+    current = {"micro_batch_size": micro, **fixed, "recompute": recompute}
+    baseline = ",".join(f"{knob}={value}" for knob, value in current.items())
+    cwd = os.path.relpath(settings.cwd.resolve(), folder.resolve())
+    env = {**program.env, **settings.env}
     trainer = filled(
         Entry(key="kind", value="command"),
         Entry(key="cwd", value=cwd, comment=_WHERE),
-        Entry(key="argv", items=tuple(map(Item, _argv(told, place)))),
+        Entry(key="argv", items=tuple(map(Item, _argv(settings, place)))),
         Entry(key="values", value={"recompute": dict(words)}),
         Entry(
             key="env",
             value=env,
-            comment=f"as {told.source.name} exports it"
-            if told.env
+            comment=f"as {settings.source.name} exports it"
+            if settings.env
             else f"identifies {program.name}",
         ),
         Entry(key="fixed", value=fixed, comment="decided by the settings"),
@@ -163,10 +163,10 @@ def settings_draft(
     where, limits, runner = place.entries
     return Draft(
         heading=(
-            f"A first spec, written by `autotune init` from {told.source.name} ({program.name} settings). Nothing was run.",
+            f"A first spec, written by `autotune init` from {settings.source.name} ({program.name} settings). Nothing was run.",
         ),
         entries=(
-            Entry(key="name", value=file_name(told.source.name)),
+            Entry(key="name", value=file_name(settings.source.name)),
             Entry(key="model", value=value, comment=comment),
             where,
             Entry(key="workload", value=workload, comment=sizes),
@@ -176,57 +176,63 @@ def settings_draft(
             *filled(limits),
             runner,
         ),
-        fill_in=(*(() if known else ("model",)), *place.fill_in),
-        notes=tuple(_notes(told)),
+        fill_in=(*(() if match else ("model",)), *place.fill_in),
+        notes=tuple(_notes(settings)),
     )
 
 
 _WHERE = "where the program runs, relative to this file; change it if paths in the settings start elsewhere"
+"""comment of `cwd`"""
 
 
-def _argv(told: Settings, place: Place) -> Iterator[str]:
-    """The command of a trial: launcher and program, the file, what stays, and the settings that it
-    overrides."""
-    program = told.program
-    settings = {
+def _argv(settings: Settings, place: Place) -> Iterator[str]:
+    """The words of a trial's command: launcher and program, settings file, kept arguments, and
+    overridden settings."""
+    program = settings.program
+    overrides = {
         program.micro_batch_size[0]: "{micro_batch_size}",
         program.whole_batch or program.accumulation_steps[0]: "{accumulation_steps}",
         program.recompute[0]: "{recompute}",
     }
     if program.whole_batch:
-        settings[program.whole_batch] = "{global_batch_size}"
-    yield from told.start or (*place.torchrun, "-m", program.module)
-    yield from filter(None, [told.file])
-    for argument in told.arguments:
-        yield from _kept(argument, {*settings, *program.own})
-    for word in (*(f"{name}={value}" for name, value in settings.items()), *program.more):
-        yield f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")
+        overrides[program.whole_batch] = "{global_batch_size}"
+    yield from settings.start or (*place.torchrun, "-m", program.module)
+    yield from filter(None, [settings.file])
+    for argument in settings.arguments:
+        yield from _kept(argument, {*overrides, *program.own})
+    for word in (*(f"{name}={value}" for name, value in overrides.items()), *program.more):
+        yield f"{program.prefix}{word}" if settings.file else f"--{word}".replace("'", "")
 
 
-def _kept(argument: Argument, told: set[str]) -> Iterator[str]:
-    """The words of an argument, without what a trial is told otherwise."""
+def _kept(argument: Argument, overridden: set[str]) -> Iterator[str]:
+    """The words of an argument, without settings that a trial overrides."""
     if argument.name:
-        yield from () if argument.name in told else written(argument, True)
+        yield from () if argument.name in overridden else written(argument, True)
     else:
-        yield from (braced(word) for word in argument.words if word.partition("=")[0] not in told)
+        yield from (
+            braced(word) for word in argument.words if word.partition("=")[0] not in overridden
+        )
 
 
-def _notes(told: Settings) -> Iterator[str]:
-    held = told.file or told.source.name
-    yield f"{held} holds settings for {told.program.name}; trials do not change {held}, but override some settings on the command line"
-    if isinstance(named := told.document.get("deepspeed"), str) and named:
-        yield f"the ZeRO stage is taken from deepspeed={named}; if your stage differs, correct `zero_stage` under `fixed`"
-    program, document = told.program, told.document
-    if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
-        yield of_unknown_optimizer(said)
+def _notes(settings: Settings) -> Iterator[str]:
+    """Notes on the settings and on what plans do not model."""
+    holder = settings.file or settings.source.name
+    yield f"{holder} holds settings for {settings.program.name}; trials do not change {holder}, but override some settings on the command line"
+    if isinstance(deepspeed_file := settings.document.get("deepspeed"), str) and deepspeed_file:
+        yield f"the ZeRO stage is taken from deepspeed={deepspeed_file}; if your stage differs, correct `zero_stage` under `fixed`"
+    program, document = settings.program, settings.document
+    if (optimizer := _said_optimizer(program, document)) and optimizer_named(optimizer) is None:
+        yield of_unknown_optimizer(optimizer)
     if _is_as_loaded(program, document):
-        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {said}, planned as bf16"
+        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {optimizer}, planned as bf16"
     for key, plain in program.methods.items():
         method = str(document.get(key) or "").lower()
         if method and method not in (*plain, "false"):
             name = key if method == "true" else method
-            more = BEYOND_BY_METHOD.get(name, "the work that this method adds to plain training")
-            yield f"{NOT_PREDICTED}{more} ({key}: {document[key]})"
+            extra_work = BEYOND_BY_METHOD.get(
+                name, "the work that this method adds to plain training"
+            )
+            yield f"{NOT_PREDICTED}{extra_work} ({key}: {document[key]})"
     method = str(at_path(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
         yield f"{NOT_COUNTED}{program.peft[0]}={method}, {ALL_TRAINED}; plans support lora and qlora"
@@ -238,8 +244,8 @@ def _notes(told: Settings) -> Iterator[str]:
 
 
 def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -> bool:
-    """Whether weights, gradients and moments are in bf16: by its settings, or as they are loaded
-    where DeepSpeed keeps no masters."""
+    """Whether weights, gradients and moments are in bf16: by the settings, or because the weights
+    are loaded so and DeepSpeed keeps no fp32 master weights."""
     is_loaded = program.loads_in_bf16 and loop != "deepspeed" and not _peft(program, document)
     if is_loaded and _precision(program, document) == "bf16":
         return True
@@ -247,9 +253,9 @@ def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -
 
 
 def _is_as_loaded(program: SettingsProgram, document: Mapping[str, Any]) -> bool:
-    """Whether the weights keep the type of the checkpoint, which the settings do not say."""
-    says = any(document.get(key) in ON for key in ("bf16", "fp16", "pure_bf16"))
-    return not says and any(document.get(flag) in ON for flag in program.pure)
+    """Whether the weights keep the checkpoint's dtype, which the settings do not give."""
+    sets_format = any(document.get(key) in ON for key in ("bf16", "fp16", "pure_bf16"))
+    return not sets_format and any(document.get(flag) in ON for flag in program.pure)
 
 
 def _precision(program: SettingsProgram, document: Mapping[str, Any]) -> str:
@@ -257,17 +263,19 @@ def _precision(program: SettingsProgram, document: Mapping[str, Any]) -> str:
 
 
 def _count(document: Mapping[str, Any], key: tuple[str, int]) -> int:
+    """A positive integer setting, or else its default. `key`: (path, default)."""
     value = at_path(document, key[0])
     return value if isinstance(value, int) and value > 0 else key[1]
 
 
 def _said_optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> str:
-    """The optimizer as the settings call it; empty where they do not say."""
+    """The optimizer as the settings name it; empty if they do not."""
     flag = next((name for name in program.optimizers if document.get(name) in ON), "")
     return flag.removeprefix("use_") or str(at_path(document, program.optimizer) or "")
 
 
 def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
+    """`peft` of the workload; empty without LoRA adapters."""
     method = str(at_path(document, program.peft[0]) or "")
     if method not in ("lora", "qlora"):
         return {}

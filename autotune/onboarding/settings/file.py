@@ -1,14 +1,14 @@
-"""The file of settings that a script is told by: its values as options, and the file of a trial, in
+"""The settings file that configures a script: its values as options, and the copy of a trial, in
 which some of them are placeholders.
 
-@hydra.main(config_path="conf", config_name="train")   its command overrides any of them: trainer.batch=8
+@hydra.main(config_path="conf", config_name="train")   the command overrides values: trainer.batch=8
 OmegaConf.from_cli()                                   likewise, of the file that the script loads
-train.py --config=train.yaml, train.py train.json      each trial has a file of its own, and its command names that
-train.py config=train.yaml train.batch=8               likewise, of OmegaConf.from_cli()
-train.py --config=train.yaml train.batch=8             its file has what the command overrides, and the command no longer overrides it
+train.py --config=train.yaml, train.py train.json      each trial has a copy, and its command names the copy
+train.py config=train.yaml train.batch=8               likewise, with OmegaConf.from_cli()
+train.py --config=train.yaml train.batch=8             the copy has the overridden values, and the command no longer overrides them
 
-DeepSpeed's file of a launch script as a template: a trial's own file has the config's ZeRO stage
-and batch in the places of those that it holds.
+DeepSpeed's file of a launch script becomes a template: ZeRO stage and batch are placeholders in a
+trial's copy.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from autotune.trainers.present_configuration import (
 )
 
 MAX_SETTINGS = 2000
-"""values of a file; one with more holds data"""
+"""maximum number of values; a file with more holds data"""
 _SETTINGS = re.compile(
     r"((\w+_)?(config|cfg|conf|settings?|hparams|hyper_?param(eter)?s|params|recipe|experiment|exp|yaml|args|options|opts?)"
     r"(_?(file|path|name|yaml|json|yml))?|c|f)"
 )
-"""options that name a file of settings"""
+"""options that name a settings file"""
 _OTHER_SETTINGS = re.compile(
     r"model|token|vocab|merge|deepspeed|(^|_)ds_|fsdp|accelerate|quant|bnb|peft|lora|data|generation|schedul|log|wandb|eval|prompt|template|class|label|"
     r"processor|feature|kernel|autotune"
 )
-"""those whose settings are of something else"""
+"""such options whose settings are not those of the training"""
 _OF_TRAINING = re.compile(
     r"lr|learning_rate|(max_|num_(train_)?)?epochs?|weight_decay|warmup(_\w+)?|optim(izer)?(_\w+)?|grad_clip|clip_grad_norm|max_grad_norm|dropout"
 )
-"""further settings that a training has"""
+"""further settings that indicate a training"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """A file that the command names, of which each trial has its own."""
+    """A settings file that the command names; each trial gets a copy."""
 
     given: str
-    """how the command names it today"""
+    """the path as the command has it"""
     option: str
-    """the option whose value it is, without dashes; empty where it stands alone"""
+    """the option whose value it is, without dashes; empty for a positional argument"""
     document: Mapping[str, Any]
-    """its contents, with the values that the command gives in place of some"""
+    """contents, with the values that the command overrides"""
     words: frozenset[str] = frozenset()
-    """the words that give them"""
+    """arguments that override values"""
     unclear: tuple[str, ...] = ()
-    """words that seem to give others, in a form that is not understood"""
+    """arguments that seem to override values, but were not understood"""
 
     @property
     def name(self) -> str:
@@ -74,63 +74,64 @@ class SettingsFile:
         return PurePosixPath(self.given).name
 
     def told(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """The file of a trial; `written`: what stands in the place of values, by their path."""
+        """The contents of a trial's copy. `written`: placeholders by the path of the value that
+        they replace."""
         held = dict(flat(self.document))
         more = {path: value for path, value in written.items() if path not in held}
         return merged(_replaced(self.document, written, ""), nested(more))
 
 
 def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
-    """The file that the script is started with, else the one that an option has as its default;
-    None where there is none."""
+    """The settings file that the launch passes, or else an option's default; None if there is
+    none."""
     if script.overridden:
         return None
-    named = [(word, a.name) for a in script.arguments for word in a.values]
+    candidates = [(word, a.name) for a in script.arguments for word in a.values]
     if script.code.own.calls("from_cli"):  # config=train.yaml
-        told = (word.partition("=") for word, name in named if not name)
-        named += [(value, key) for key, _, value in told]
-    named += [
+        assignments = (word.partition("=") for word, name in candidates if not name)
+        candidates += [(value, key) for key, _, value in assignments]
+    candidates += [
         (o.default, o.name)
         for o in script.options
         if isinstance(o.default, str) and o.given is None
     ]
-    for given, option in named:
-        is_alone = script.parser == "HfArgumentParser" and script.told_in is None
-        if option in OPTIONS or (is_alone and not option):
-            continue  # DeepSpeed's file has a template of its own; HfArgumentParser's has to be its only argument
+    for path, option in candidates:
+        takes_one_file = script.parser == "HfArgumentParser" and script.told_in is None
+        if option in OPTIONS or (takes_one_file and not option):
+            continue  # DeepSpeed's file becomes a template; HfArgumentParser takes a file only as its single argument
         names_settings = not option or (
             _SETTINGS.fullmatch(option) is not None and not _OTHER_SETTINGS.search(option)
         )
-        if not names_settings or not given.endswith(DOCUMENTS) or given.startswith("-"):
+        if not names_settings or not path.endswith(DOCUMENTS) or path.startswith("-"):
             continue
-        document = document_in(cwd / given)
+        document = document_in(cwd / path)
         if document and holds_settings(document, least=1 if option else 2):
-            return _with_words(SettingsFile(given=given, option=option, document=document), script)
+            return _with_words(SettingsFile(given=path, option=option, document=document), script)
     return None
 
 
 def _with_words(file: SettingsFile, script: Script) -> SettingsFile:
-    """The file with what words such as `train.batch=8` give in place of its values; `train.batch 8`
-    is not understood."""
-    held, declared = dict(_values(file.document)), {option.name for option in script.options}
-    told: dict[str, Any] = {}
+    """The file with values that arguments such as `train.batch=8` override. `train.batch 8` is not
+    understood."""
+    values, declared = dict(_values(file.document)), {option.name for option in script.options}
+    overrides: dict[str, Any] = {}
     words, unclear = set[str](), list[str]()
     for word in (word for argument in script.arguments for word in argument.words):
         key, sign, value = word.lstrip("-+").partition("=")
-        if key not in held or key.replace("-", "_") in declared:
+        if key not in values or key.replace("-", "_") in declared:
             continue
         if sign:
-            told[key] = typed(value)
+            overrides[key] = typed(value)
             words.add(word)
         elif "." in key:
             unclear.append(word)
-    document = _replaced(file.document, told, "", braces=False) if told else file.document
+    document = _replaced(file.document, overrides, "", braces=False) if overrides else file.document
     return replace(file, document=document, words=frozenset(words), unclear=tuple(unclear))
 
 
 def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
-    """Whether a file holds settings of a training, not data: at least so many values that a
-    training has, of not too many in all. A vocabulary counts its words from 0."""
+    """Whether a file holds settings of a training: at most `MAX_SETTINGS` values, at least `least`
+    of them recognized. A file whose numbers count from 0 is a vocabulary."""
     values = list(_values(document))
     if len(values) > MAX_SETTINGS:
         return False
@@ -149,7 +150,7 @@ def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
 
 
 def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
-    """The file's values as options that no argument carries. The outermost seed comes first, because
+    """The file's values as options that no argument sets. The outermost seed comes first, because
     inner ones, such as a data set's, are not the seed of the training."""
     values = sorted(_values(file.document), key=lambda v: v[0].count(".") * v[0].endswith("seed"))
     for path, value in values:
@@ -159,8 +160,8 @@ def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
 
 
 def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
-    """The values of the file that the command may override, as options with what the command gives
-    them today."""
+    """Values of the file that the command may override, as options with the values that the command
+    passes."""
     if not script.overridden:
         return
     words = [word for argument in script.arguments for word in argument.words]
@@ -177,7 +178,7 @@ def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
 
 
 def typed(text: str) -> Any:
-    """The value as YAML reads it: a number, a flag or a text."""
+    """The text as YAML parses it, if that is a number or a flag; or else the text."""
     import yaml  # imported here because it is slow to import
 
     with suppress(yaml.YAMLError):
@@ -187,7 +188,7 @@ def typed(text: str) -> Any:
 
 
 def _composed(path: Path) -> dict[str, Any]:
-    """A file of Hydra with the files that its `defaults` name, as far as they are there."""
+    """A file of Hydra merged with the files that its `defaults` name, as far as they are found."""
     document = document_in(path)
     composed: dict[str, Any] = {}
     for entry in document.pop("defaults", None) or ():
@@ -203,13 +204,13 @@ def _composed(path: Path) -> dict[str, Any]:
 
 
 def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(path, value) of all that is neither a mapping nor a list."""
+    """(path, value) of all values except mappings and lists."""
     return ((path, value) for path, value in flat(document) if not isinstance(value, dict | list))
 
 
 def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool = True) -> Any:
-    """The document with what is written in the place of values. `braces`: whether those of its
-    other texts are doubled."""
+    """The document with values replaced. `written`: replacements by path; `braces`: whether to
+    double the braces of all other texts."""
     if isinstance(node, dict):
         inside = (
             (key, value, f"{path}.{key}" if path else str(key)) for key, value in node.items()
@@ -223,38 +224,38 @@ def _replaced(node: Any, written: Mapping[str, Any], path: str, *, braces: bool 
 
 
 OPTIONS = ("deepspeed", "deepspeed_config", "ds_config")
-"""arguments that name the file"""
+"""options that name DeepSpeed's file"""
 _BATCH = {
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
     "gradient_accumulation_steps": "accumulation_steps",
 }
-"""keys of the file by which DeepSpeed is told the batch; it works out those that are not there"""
+"""keys of the file for the batch; DeepSpeed computes missing ones"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """The file, with placeholders."""
+    """DeepSpeed's file with placeholders."""
 
     name: str
     """its name among the files of a trial"""
     given: str
-    """how the launch script names it"""
+    """the path as the launch script has it"""
     document: Mapping[str, Any]
     """its contents"""
     stages: tuple[int, ...]
-    """ZeRO stages that it can have, that of today first"""
+    """ZeRO stages that trials may use, the current one first"""
     precision: str = ""
-    """the number format that it fixes; empty where it leaves that to the program (`auto`)"""
+    """the number format that the file sets; empty if it leaves that to the program (`auto`)"""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """its batch and tensor parallel degree today, by the knob or figure; empty where the program
-    fills them in (`auto`)"""
+    """current batch and tensor-parallel degree, by knob; without values that the program fills in
+    (`auto`)"""
 
     @property
     def options(self) -> Iterator[ScriptOption]:
-        """These numbers as options that no argument carries. With a batch alone DeepSpeed does not
-        accumulate."""
+        """These numbers as options that no argument sets. With only the batch given, DeepSpeed does
+        not accumulate."""
         numbers = dict(self.numbers)
         if not {"micro_batch_size", "accumulation_steps"} & numbers.keys() and numbers:
             numbers["accumulation_steps"] = 1
@@ -263,28 +264,35 @@ class Template:
 
 
 def deepspeed_template(started: Started, base: Path) -> Template | None:
-    """The template of the file that the script names; None where it names none, or one that is not
-    there or has neither a batch nor a sharding."""
+    """The template of the file that the script passes; None without a file, or if it sets neither
+    batch nor sharding."""
     given = value_of(started.arguments, *OPTIONS)
     path = base / given
     if not given or path.suffix != ".json" or not path.is_file():
         return None
     document = _replaced(parse_document(path.name, read_present(path).files[path.name]), {}, "")
-    told: dict[str, Any] = dict(document)
+    template: dict[str, Any] = dict(document)
     numbers: dict[str, int] = {}
     for key, target in _BATCH.items():
         if type(number := document.get(key)) is int:
             numbers[target] = number
-    if numbers:  # a trial is told all that DeepSpeed cannot work out from them
-        named = {key for key in _BATCH if key in document} | {*_BATCH} - {"train_batch_size"}
-        told |= {
+    if numbers:  # a trial's file has every batch key that DeepSpeed cannot compute from the others
+        used_keys = {key for key in _BATCH if key in document} | {*_BATCH} - {"train_batch_size"}
+        template |= {
             key: f"{{{name}}}"
             for key, name in _BATCH.items()
-            if key in named and not isinstance(document.get(key), str)
+            if key in used_keys and not isinstance(document.get(key), str)
         }
-    split = document.get("tensor_parallel")
-    if isinstance(split, dict) and type(degree := split.get("autotp_size")) is int and degree > 0:
-        numbers["tp"], told["tensor_parallel"] = degree, {**split, "autotp_size": "{tp}"}
+    tensor_parallel = document.get("tensor_parallel")
+    if (
+        isinstance(tensor_parallel, dict)
+        and type(degree := tensor_parallel.get("autotp_size")) is int
+        and degree > 0
+    ):
+        numbers["tp"], template["tensor_parallel"] = (
+            degree,
+            {**tensor_parallel, "autotp_size": "{tp}"},
+        )
     sharding = document.get("zero_optimization")
     stage = sharding.get("stage", 0) if isinstance(sharding, dict) else 0
     if stage not in (0, 1, 2, 3) or not (numbers or stage):
@@ -292,11 +300,11 @@ def deepspeed_template(started: Started, base: Path) -> Template | None:
     is_fixed = stage == 0 or "offload_param" in sharding  # offloaded parameters need stage 3
     stages = (stage,) if is_fixed else (stage, *(each for each in (1, 2, 3) if each != stage))
     if stage:
-        told["zero_optimization"] = {**sharding, "stage": "{zero_stage}"}
+        template["zero_optimization"] = {**sharding, "stage": "{zero_stage}"}
     return Template(
         name=path.name,
         given=given,
-        document=told,
+        document=template,
         stages=stages,
         precision=_fixed_format(document),
         numbers=numbers,
@@ -304,7 +312,7 @@ def deepspeed_template(started: Started, base: Path) -> Template | None:
 
 
 def _fixed_format(document: Mapping[str, Any]) -> str:
-    """The format that the file switches on itself."""
+    """The number format that the file enables; empty if it enables none."""
     for key, value in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         section = document.get(key)
         if isinstance(section, Mapping) and section.get("enabled") is True:

@@ -1,13 +1,13 @@
-"""Programs that are started with a file of settings, any of which their command overrides:
+"""Programs that are configured by a settings file whose values the command can override:
 LLaMA-Factory and axolotl.
 
     torchrun -m llamafactory.launcher sft.yaml per_device_train_batch_size=2 ...
     torchrun -m axolotl.cli.train sft.yml --micro_batch_size=2 ...
 
-The file stays as it is. What the file alone decides (number format, sharding, degrees) is fixed.
-LLaMA-Factory is three programs by its file: its own trainer, Megatron Core's (USE_MCA=1), and the
-trainer of its next version (USE_V1=1). Facts of the programs: LLaMA-Factory 0.9.5 (hparams/,
-v1/config/), axolotl 0.21 (cli/train.py, cli/config.py, utils/schemas/).
+Trials do not change the file. Knobs that only the file sets (precision, sharding, degrees) are
+fixed. LLaMA-Factory is three programs, by its file: its own trainer, Megatron Core's (USE_MCA=1),
+and the trainer of its next version (USE_V1=1). Sources: LLaMA-Factory 0.9.5 (hparams/, v1/config/),
+axolotl 0.21 (cli/train.py, cli/config.py, utils/schemas/).
 """
 
 from __future__ import annotations
@@ -20,64 +20,65 @@ from typing import Any, final
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsProgram:
-    """A program that is told by a file, and the names of its settings."""
+    """A program that is configured by a file, and the names of its settings."""
 
     name: str
     module: str
-    """what torchrun starts"""
+    """the module that torchrun starts"""
     commands: tuple[str, ...]
-    """what people start"""
+    """console commands and modules that users start"""
     marks: frozenset[str]
-    """keys of which a file of this program has one, and files of others none"""
+    """keys that identify a file of this program: it has at least one of them"""
     also: frozenset[str] = frozenset()
-    """keys of which its file has one beside them; empty where the marks tell enough"""
+    """further keys, at least one of which is required; empty: `marks` are enough"""
     others: frozenset[str] = frozenset()
-    """keys by which its file says that nothing is trained"""
+    """keys that mean that nothing is trained"""
     prefix: str
-    """before the name of a setting in the command"""
+    """text before the name of a setting on the command line"""
     model: str
     micro_batch_size: tuple[str, int]
-    """its key, and its value where the file does not say"""
+    """(key, default)"""
     accumulation_steps: tuple[str, int]
     seq_len: tuple[str, int]
     recompute: tuple[str, Mapping[str, str], str]
-    """key, its words by the knob's values, and the knob's value where the file does not say"""
+    """(key, words by the knob's values, default value of the knob)"""
     peft: tuple[str, str]
     """keys of the kind and of the rank of adapters"""
     upcast: bool | None = None
-    """whether the program casts embeddings and norms to fp32 when weights have 4 bits; None: as PEFT
-    does (axolotl: loaders/model.py)"""
+    """whether the program casts embeddings and norms to fp32 when weights have 4 bits; None: as
+    PEFT does (axolotl: loaders/model.py)"""
     more: tuple[str, ...]
-    """settings of every trial"""
+    """settings that every trial overrides"""
     optimizer: str = ""
-    """its key"""
+    """key of the optimizer"""
     optimizers: tuple[str, ...] = ()
-    """flags that put an optimizer in the place of that one"""
+    """flags that replace that optimizer by another one"""
     loads_in_bf16: bool = False
-    """whether it loads the weights that it trains in the number format of the products (axolotl:
+    """whether trained weights are loaded in the number format of the computation (axolotl:
     `torch_dtype`, utils/config/__init__.py)"""
     pure: tuple[str, ...] = ()
-    """flags of optimizers with which it keeps the weights in the type of the checkpoint"""
+    """flags of optimizers that keep the weights in the checkpoint's dtype"""
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """keys of what it trains for, with their values for plain training"""
+    """keys of the training method, with their values for plain training"""
     whole: tuple[str, ...] = ("", "none", "full")
-    """values of the kind of adapters with which every weight is trained"""
+    """kinds of adapters that mean that every weight is trained"""
     precision: str = "fp32"
-    """number format where the file does not say"""
+    """number format if the file sets none"""
     degrees: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """keys of the degrees that its file alone decides, by knob"""
+    """keys of parallel degrees, which only the file sets, by knob"""
     whole_batch: str = ""
-    """its key of the global batch, from which accumulation follows; empty: it has its own"""
+    """key of the global batch, from which the accumulation follows; empty: the accumulation has a
+    key"""
     loop: str = ""
-    """whose training loop it runs, unless its settings name DeepSpeed; empty: unknown"""
+    """training loop, unless the settings name DeepSpeed; empty: unknown"""
     env: Mapping[str, str] = field(default_factory=dict)
-    """variables that make it this program"""
+    """environment variables that select this program"""
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """patterns of its log, where no usual one reads it"""
+    """patterns of its log, if no built-in format matches"""
 
     @property
     def own(self) -> frozenset[str]:
-        """Names of settings of every trial, and of the option by which its command is told its
+        """Names of settings that every trial overrides, and of the command's option for the
         launcher."""
         return frozenset({"launcher", *(word.partition("=")[0] for word in self.more)})
 
@@ -183,10 +184,10 @@ PROGRAMS = (
 
 
 COMMANDS = {command: program for program in PROGRAMS for command in program.commands}
-"""the programs by what starts them"""
+"""programs by their commands"""
 
 
 def settings_program(document: Mapping[str, Any]) -> SettingsProgram | None:
-    """The program whose file it is; None for none of these."""
+    """The program that the settings belong to; None if they are no known program's."""
     keys = document.keys()
     return next((p for p in PROGRAMS if p.marks & keys and (not p.also or p.also & keys)), None)
