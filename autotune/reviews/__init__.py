@@ -1,13 +1,13 @@
-"""Review of a launch: reads what people have, says whether it fits, how fast it should be, and
+"""Reviews a launch: reads the user's files, and predicts whether it fits, how fast it should be, and
 which edits make it faster. Nothing is run.
 
-target.py    a script, a command, a configuration, a manifest or a spec, as a spec
-gains.py     how much faster configs are, with intervals                                    edits.py     the changes that surely gain
-lines.py     an edit as lines of somebody's files                                           dangers.py   what is wrong or dangerous
-earlier.py   what was measured before                                                       completing.py     what was said beside it, and what nobody said
-answer.py    the answer                                                                     measured_step.py  its step time, as given or by its log
-words.py     the answer as text                                                             understood.py     the launch in one line
-reviewing.py from the text to the answer
+target.py    reads a script, a command, a configuration, a manifest or a spec              completing.py     adds the user's values; what is missing
+gains.py     gains of configs over the launch, with intervals                              edits.py          changes that surely gain
+lines.py     an edit as lines of the user's files                                          dangers.py        warnings
+earlier.py   earlier measurements                                                          measured_step.py  the measured step time
+answer.py    the answer                                                                    understood.py     the launch in one line
+words.py     the answer as text                                                            said_where.py     lines that an error message refers to
+new_keys.py  adds missing keys to settings files                                           reviewing.py      the review from text to answer
 kubeflow.py  the answer to a TrainJob at its admission
 """
 

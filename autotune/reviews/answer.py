@@ -1,7 +1,7 @@
-"""The answer of a review: what was understood of a launch, whether it fits, how fast it should be,
-and which edits make it faster.
+"""The answer of a review: what the launch trains, whether it fits, how fast it should be, and which
+edits make it faster.
 
-gain    step time of the launch as it is over that of the edited one: 1.2 is 20% more tokens/s
+gain    step time of the launch divided by that of the edited one: 1.2 means 20% more tokens/s
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from autotune.spec.study import policy_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineEdit(Plain):
-    """A line of somebody's file that changes."""
+    """A changed line of the user's file."""
 
     file: str
     """name of the file"""
     line: int
-    """number of the line, from 1"""
+    """line number, from 1"""
     before: str
-    """its text"""
+    """old text"""
     after: str
-    """its new text; empty if the line is removed"""
+    """new text; empty if the line is removed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """How much faster a config is than the launch as it is."""
+    """How much faster a config is than the launch."""
 
     gain: float
-    """the median of what is predicted"""
+    """median of the predicted gain"""
     low: float
     """lower end of the 90% interval"""
     high: float
@@ -49,8 +49,8 @@ class Gain:
 
     @property
     def chance(self) -> float:
-        """That it is a gain: of a logarithm that is distributed on each side of its median as the
-        normal distribution with that end of the interval."""
+        """Probability of a gain. The logarithm of the gain is normally distributed on each side of
+        its median, with the standard deviation that follows from that end of the 90% interval."""
         sd = self._sd_towards_none
         return (
             float(self.gain > 1.0)
@@ -60,12 +60,12 @@ class Gain:
 
     @property
     def expected(self) -> float:
-        """Expected gain of a trial, after which the faster of the two is kept: exp E[max(g, 0)], g
-        the logarithm of the gain.
+        """Expected gain of a trial if the faster of the two configs is kept: exp E[max(g, 0)],
+        where g is the logarithm of the gain.
 
-        On the side of the median where g is zero, the part of a normal expectation that lies above
-        zero, s (phi(m / s) + m / s Phi(m / s)) (Jones et al. 1998, eq. 15). For a median not below
-        zero the other side adds the difference of both means, (s_up - s_down) phi(0).
+        On the side of the median where g = 0 lies, it is the part of a normal expectation above
+        zero, s (phi(m / s) + m / s Phi(m / s)) (Jones et al. 1998, eq. 15). For a median of at
+        least zero, the other side adds the difference of the means, (s_up - s_down) phi(0).
         """
         median, sd = math.log(self.gain), self._sd_towards_none
         at_zero = 1.0 / math.sqrt(2.0 * math.pi)
@@ -82,38 +82,37 @@ class Gain:
 
     @property
     def _sd_towards_none(self) -> float:
-        """Standard deviation of the logarithm on the side of its median where no gain lies."""
+        """Standard deviation of the logarithm, on the side of its median where g = 0 lies."""
         ratio = self.gain / self.low if self.gain >= 1.0 else self.high / self.gain
         return math.log(ratio) / Z90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit(Plain):
-    """One change, alone."""
+    """A single change."""
 
     changes: Mapping[str, tuple[Any, Any]]
-    """(from, to) by knob; a batch is kept by changing accumulation with the micro-batch"""
+    """(old, new) by knob; the accumulation changes with the micro-batch to keep the batch"""
     alone: Gain | None
-    """by this edit without the others; None where it surely gains, is legal, or fits, only together
-    with them"""
+    """gain of this edit without the others; None if it is valid, fits, or surely gains only
+    together with them"""
     beside: Gain | None = None
-    """by this edit when the others are made, where it is not sure alone; None where the others need
-    it"""
+    """gain of this edit in addition to the others, if it is not certain alone; None if the others
+    need it"""
     memory_bytes: float = 0.0
-    """by how much the predicted peak memory rises, in bytes"""
+    """change of the predicted peak memory, in bytes"""
     oom_probability: float = 0.0
-    """that the launch runs out of memory with it"""
+    """probability that the edited launch runs out of memory"""
     lines: tuple[LineEdit, ...] = ()
-    """what changes in the files"""
+    """changed lines of the files"""
     unplaced: tuple[str, ...] = ()
-    """what else the program must be told, of which the files have no line: `--option=value`, or the
-    path of a key"""
+    """settings without a line in the files: `--option=value`, or the path of a key"""
     remark: str = ""
-    """what to know before doing it"""
+    """what to know before applying it"""
 
     @property
     def knob(self) -> str:
-        """The knob that it is about."""
+        """The main knob of the edit."""
         return next(iter(self.changes))
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,16 +161,16 @@ class Together(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Danger(Plain):
-    """Something that is wrong or dangerous."""
+    """A warning about something wrong or dangerous."""
 
     text: str
     """what, why, and what to do"""
     line: int | None = None
-    """line of the launch, where one says it"""
+    """line of the launch; None if no line sets it"""
     file: str = ""
-    """its file"""
+    """file of that line"""
     makes_fit: bool = False
-    """whether it says what would make the launch fit"""
+    """whether the text says how to make the launch fit"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -180,79 +179,81 @@ class Danger(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing(Plain):
-    """Something without which nothing can be predicted."""
+    """A value without which nothing can be predicted."""
 
     what: str
-    """what was not found"""
+    """the missing value"""
     remedy: str
-    """how to say it"""
+    """how to set it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Plain):
-    """A step time of the launch itself."""
+    """A measured step time of the launch."""
 
     step_time_s: float
-    """median seconds of a step"""
+    """median seconds per step"""
     source: str
-    """who says so, in words"""
+    """where it comes from, in words"""
     slower: float
-    """step time over that which was predicted before it was known"""
+    """measured step time divided by the time predicted without it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """What there is to say of a launch."""
+    """The result of reviewing a launch."""
 
     target: str
-    """name of what was read"""
+    """name of the file or command"""
     understood: str
-    """model, GPUs, tokens of a batch and config in one line"""
+    """model, GPUs, tokens per batch and config, in one line"""
     assumed: tuple[str, ...] = ()
-    """what was taken for granted, each with how to say otherwise"""
+    """assumptions, each with how to change it"""
     missing: tuple[Missing, ...] = ()
-    """what was not found; while there is something, nothing is predicted"""
+    """missing values; if there are any, nothing is predicted"""
     study: Study | None = None
-    """the study that `init` would make of it; None while something is missing"""
+    """the study that `init` would create; None if something is missing"""
     config: ParallelConfig | None = None
-    """the launch as it is"""
+    """the current config"""
     estimate: Estimate | None = None
-    """of that config; floats"""
+    """prediction for that config; floats"""
     observed: Observed | None = None
-    """a measured step time of it"""
+    """measured step time of that config"""
     earlier: Earlier | None = None
-    """what a run of the nearest config measured before; None where the results database has none"""
+    """earlier measurement of the nearest config; None if the results database has none"""
     edits: tuple[Edit, ...] = ()
-    """best first"""
+    """proposed edits, the best first"""
     together: Together | None = None
-    """all edits at once; None where there is none"""
+    """all edits together; None if there are none"""
     best: Together | None = None
     """the highest prediction of all configs that fit, proposed or not"""
     trials: tuple[Edit, ...] = ()
-    """changes that are worth a trial, the most promising first, where none is sure to gain"""
+    """changes that are worth a trial, the most promising first, if none is certain to gain"""
     if_out_of_memory: Edit | None = None
-    """what makes it fit where it may not and no edit surely does; it may cost speed"""
+    """a change that makes the launch fit, if it may not and no edit surely does; it may cost
+    speed"""
     is_upper_bound: bool = False
-    """whether the launch may need less memory than is predicted"""
+    """whether the launch may need less memory than predicted"""
     is_lower_bound: bool = False
-    """whether the launch needs more memory than is predicted"""
+    """whether the launch needs more memory than predicted"""
     warnings: tuple[Danger, ...] = ()
-    """what is wrong or dangerous, the worst first"""
+    """warnings, the worst first"""
     lines: tuple[LineEdit, ...] = ()
-    """all edits at once, as lines of the files"""
+    """changed lines for all edits together"""
     unplaced: tuple[str, ...] = ()
-    """what else must be set for all edits at once, of which the files have no line"""
+    """settings for all edits together that have no line in the files"""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """the files that were read, by name"""
+    """texts of the files, by name"""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """patterns by which the program's log is read, where something is missing for a study"""
+    """patterns for the program's log, if a study cannot be created yet"""
     spec: str = ""
-    """the spec of a study that tunes it, as `init` writes it; the text itself where it is one"""
+    """the spec of a study that tunes the launch, as `init` writes it; the text itself if it is a
+    spec"""
 
     @property
     def fits(self) -> bool | None:
-        """Whether it is expected to fit into memory; None if that is unknown, as when the launch
-        needs more, or less, than is predicted by an unknown amount."""
+        """Whether the launch is expected to fit into memory; None if unknown, for example because
+        it needs more, or less, than predicted by an unknown amount."""
         if self.estimate is None:
             return None
         fits = float(self.estimate.oom_probability) <= FITS
@@ -261,13 +262,13 @@ class Review:
 
     @property
     def best_gain(self) -> float:
-        """The most that is predicted of any config that fits; 1 where none is faster."""
+        """The highest predicted gain of any config that fits; 1 if none is faster."""
         return max(1.0, self.best.gain.gain) if self.best else 1.0
 
     @property
     def checkpoints(self) -> CheckpointPolicy | None:
-        """How often to save, and what is lost all the same; None where the spec does not say how
-        the cluster fails."""
+        """How often to save checkpoints, and what is lost nevertheless; None if the spec does not
+        give the cluster's failure rate."""
         if self.study is None or self.config is None or self.estimate is None:
             return None
         return policy_for(self.study, self.config, float(self.estimate.step_time_s))

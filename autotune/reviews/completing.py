@@ -1,4 +1,4 @@
-"""The spec of a launch with what was said beside it, and what nobody said."""
+"""The spec of a launch completed by the user's values, and what is still missing."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ _HOW = {
         f"add --log with the log of a run, or set rollout.{SPEED} in a spec",
     ),
 }
+"""(what is missing, how to set it) by key of the spec"""
 VOCABULARY = "fill in: vocab_size"
-"""the comment of a shape that lacks only that"""
+"""comment of a shape without a vocabulary size"""
 OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
-"""what is said of the workload: its keys there"""
-_TOLD = {"precision": "space.precision", "config": "baseline", "cluster": "cluster"}
-"""what else is said, and the key that it fills in"""
+"""arguments of a review that set a field of the workload"""
+_OF_SPEC = {"precision": "space.precision", "config": "baseline", "cluster": "cluster"}
+"""other arguments of a review, with the key of the spec that they set"""
 
 
 def completed(
@@ -61,8 +62,8 @@ def completed(
     *,
     is_measured: bool,
 ) -> tuple[dict[str, Any], list[Missing], tuple[str, ...]]:
-    """The spec with what was said in its place, what is still missing, and what is at its limit
-    because nobody told it."""
+    """(the spec with the user's values; missing values; sentences on unknown values that are
+    assumed to be at their limit)."""
     document = _with_said(found, said)
     generates = "rl" in document and not found.is_spec
     answered: tuple[str, ...] = ()
@@ -73,24 +74,26 @@ def completed(
     open_keys = [key for key in open_keys if key not in answered]
     bounds: tuple[str, ...] = ()
     if generates and not {"workload.seq_len", "rl.prompts"} & set(open_keys):
-        # a measured step has its own lengths and generation: at their limits they would pass for
-        # its error
+        # the measured step time depends on the real lengths and generation, so limits in their place
+        # would count as an error of the prediction
         parts = ("rl.prompt_lengths",) if is_measured else ("rl.", "rollout.")
         bounded = [key for key in open_keys if key.startswith(parts)]
         seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
         changed, bounds = at_the_longest(document, bounded, seq_len)
         document |= changed
         open_keys = [key for key in open_keys if key not in bounded]
-    of_shell = [] if said.get("config") else _only_the_shell_knows(found)
+    shell_values = [] if said.get("config") else _shell_values(found)
     keys = (_missing(found, said, key, has_log=log is not None) for key in open_keys)
-    return document, [*of_shell, *keys], bounds
+    return document, [*shell_values, *keys], bounds
 
 
 def _with_said(found: Target, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with what was said in its place."""
+    """The spec with the user's values."""
     document = dict(found.document)
-    told = {key: said[name] for name, key in OF_WORKLOAD.items() if said.get(name) is not None}
-    document["workload"] = {**(document.get("workload") or {}), **told}
+    workload_values = {
+        key: said[name] for name, key in OF_WORKLOAD.items() if said.get(name) is not None
+    }
+    document["workload"] = {**(document.get("workload") or {}), **workload_values}
     if found.is_spec:  # a draft has them already
         document |= {key: said[key] for key in ("model", "cluster") if said.get(key)}
     if said.get("precision"):
@@ -102,7 +105,7 @@ def _with_said(found: Target, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_precision(document: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Space, baseline and trainer of a program that trains in this precision."""
+    """The changed sections of the spec for this precision: space, baseline and trainer."""
     changed: dict[str, Any] = {}
     space, baseline, launcher = (document.get(key) for key in ("space", "baseline", "trainer"))
     if isinstance(space, dict):
@@ -115,12 +118,12 @@ def _with_precision(document: Mapping[str, Any], precision: str) -> dict[str, An
 
 
 def _is_command(launcher: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether a spec's trainer is a program of the user's own."""
+    """Whether the spec's trainer is the user's own program."""
     return isinstance(launcher, dict) and launcher.get("kind") == "command"
 
 
 def _with_fixed(launcher: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The trainer of a program that does these in every config."""
+    """The trainer section with these values fixed."""
     return {**launcher, "fixed": {**(launcher.get("fixed") or {}), **values}}
 
 
@@ -130,14 +133,14 @@ def _open_keys(
     document: Mapping[str, Any],
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> list[str]:
-    """The keys of the spec that nobody told."""
+    """Keys of the spec that neither the launch nor the user sets."""
     one_gpu = _one_gpu(found, said)
-    told = {"trainer.argv", "trainer.cwd"}
-    told |= {f"workload.{key}" for name, key in OF_WORKLOAD.items() if said.get(name) is not None}
-    told |= {key for name, key in _TOLD.items() if said.get(name)}
+    known = {"trainer.argv", "trainer.cwd"}
+    known |= {f"workload.{key}" for name, key in OF_WORKLOAD.items() if said.get(name) is not None}
+    known |= {key for name, key in _OF_SPEC.items() if said.get(name)}
     if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
-        told.add("model")
-    keys = [key for key in found.fill_in if key not in told or (key == "cluster" and one_gpu)]
+        known.add("model")
+    keys = [key for key in found.fill_in if key not in known or (key == "cluster" and one_gpu)]
     if one_gpu or (not said.get("cluster") and _is_elsewhere(found, document, local_cluster)):
         keys.append("cluster")
     if "baseline" not in document and not found.is_spec:
@@ -150,15 +153,15 @@ def _is_elsewhere(
     document: Mapping[str, Any],
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> bool:
-    """Whether a launch runs on GPUs that this machine does not have."""
+    """Whether the launch runs on GPUs that this machine does not have."""
     if document.get("cluster") != "local" or found.is_spec:
         return False
     here = local_cluster() if local_cluster else None
     return here is None or here.gpu.is_cpu
 
 
-def _only_the_shell_knows(found: Target) -> Iterator[Missing]:
-    """Numbers of a step that are variables which nothing sets."""
+def _shell_values(found: Target) -> Iterator[Missing]:
+    """Missing values that the launch takes from variables which nothing sets."""
     if nodes := _open_nodes(found.started):
         yield Missing(
             what=f"the number of nodes, because only the shell can compute {nodes}",
@@ -174,7 +177,7 @@ def _only_the_shell_knows(found: Target) -> Iterator[Missing]:
 
 
 def _missing(found: Target, said: Mapping[str, Any], key: str, *, has_log: bool) -> Missing:
-    """What nobody told, and how to say it."""
+    """The missing value of a key, with how to set it."""
     write_it = (
         f"create a spec with autotune init {found.name} -o study.yaml, and set {key} in that spec"
     )
@@ -192,25 +195,25 @@ def _missing(found: Target, said: Mapping[str, Any], key: str, *, has_log: bool)
 
 
 def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
-    """Trainer and space of a program that has no options for some of the knobs that are said: it
-    does them all the same, and none of them changes."""
+    """The changed sections of the spec for a config of the user: knobs for which the program has no
+    option are fixed."""
     launcher, space = document.get("trainer"), document.get("space")
     if not (_is_command(launcher) and isinstance(space, dict)):
         return {}
-    told = str({key: value for key, value in launcher.items() if key != "fixed"})
-    held = {
+    template = str({key: value for key, value in launcher.items() if key != "fixed"})
+    fixed = {
         name: value
         for name, value in _with_accumulation(document, knobs_of(said)).items()
-        if name not in ("dp", "extra") and re.search(rf"\{{[^{{}}]*\b{name}\b", told) is None
+        if name not in ("dp", "extra") and re.search(rf"\{{[^{{}}]*\b{name}\b", template) is None
     }
     return {
-        "trainer": _with_fixed(launcher, held),
-        "space": {**space, **{name: [value] for name, value in held.items()}},
+        "trainer": _with_fixed(launcher, fixed),
+        "space": {**space, **{name: [value] for name, value in fixed.items()}},
     }
 
 
 def _with_accumulation(document: Mapping[str, Any], knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The knobs with the accumulation that batch and ranks leave, where these are known."""
+    """The knobs with the accumulation that follows from batch and ranks, if these are known."""
     cluster, batch = (
         named_cluster(document.get("cluster")),
         document["workload"].get("global_batch_size"),
@@ -225,21 +228,23 @@ def _with_accumulation(document: Mapping[str, Any], knobs: Mapping[str, Any]) ->
 
 
 def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
-    """(why there is no current configuration, what to do): a rule that it breaks, with its lines,
-    is to be mended in the launch."""
-    told = next((note for note in found.notes if note.startswith(("no baseline", NOT_VALID))), "")
-    if not told:
+    """(why there is no current config, what to do). If it violates a rule, with the lines of the
+    launch that do."""
+    baseline_note = next(
+        (note for note in found.notes if note.startswith(("no baseline", NOT_VALID))), ""
+    )
+    if not baseline_note:
         return what, remedy
-    said = re.sub(_OF_A_BASELINE, "", told.removeprefix(NOT_VALID))
-    why, _, rest = said.partition("; ")
+    reason_and_remedy = re.sub(_OF_A_BASELINE, "", baseline_note.removeprefix(NOT_VALID))
+    why, _, rest = reason_and_remedy.partition("; ")
     if places := lines_of_values(why, found.texts):
         return (
             f"a valid configuration, because {why} ({places})",
             rest or "change one of these values in the launch",
         )
-    if told.startswith(NOT_VALID):
+    if baseline_note.startswith(NOT_VALID):
         return (
-            f"a valid configuration, because {said}",
+            f"a valid configuration, because {reason_and_remedy}",
             "fix the launch, or set another config with --config micro_batch_size=4,tp=2,...",
         )
     return f"the current configuration ({why})", remedy
@@ -249,28 +254,28 @@ _OF_A_BASELINE = r"^no baseline: (the current settings of .* are not valid for a
 
 
 def remarks_of(found: Target) -> tuple[str, ...]:
-    """What was not understood of a launch, in words."""
+    """Sentences on what was not understood of a launch."""
     return found.draft.remarks if found.draft else ()
 
 
 _DECIDES_NO_STEP = re.compile(
     r"\b(?:seed|total_epochs|total_training_steps|max_steps|max_num_steps|train-iters)\b"
 )
-"""numbers that decide nothing about one step"""
+"""options that do not affect a single step"""
 
 
 def _open_nodes(started: Started | None) -> str:
-    """The word that a launcher is told for its nodes, where that is a variable whose value nothing
-    in the launch says."""
-    told = next(
+    """The launcher's value for its number of nodes, if that is a variable that the launch does not
+    set; or else empty."""
+    nodes = next(
         (word for name in ("nnodes", "num_machines") if started and (word := started.option(name))),
         "",
     )
-    return told if told.startswith("$") and started is not None and started.nodes == 1 else ""
+    return nodes if nodes.startswith("$") and started is not None and started.nodes == 1 else ""
 
 
 def _one_gpu(found: Target, said: Mapping[str, Any]) -> str:
-    """The type of GPU that was named as the cluster of a launch that does not say how many there
-    are; empty where the cluster is known."""
+    """The GPU type that was passed as cluster, if the launch does not give the number of GPUs;
+    empty if the cluster is known."""
     name = str(said.get("cluster") or "")
     return name if name in catalog.gpu_names() and found.asked is None and not found.is_spec else ""

@@ -1,5 +1,5 @@
-"""What is wrong or dangerous in a launch, with the line that says it. Each rule is a fact that the
-text, the config or the prediction shows."""
+"""Warnings about a launch, with the line that causes each. Each rule follows from the text, the
+config, or the prediction."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.texts.as_text import format_bytes, number_of
 
 FREE = 0.6
-"""share of the memory that is free where recomputation is too much"""
+"""share of the GPU's memory that must be free for a warning about recomputation"""
 BUBBLE = 0.25
-"""share of a step that a pipeline waits, from which it is named"""
+"""share of a step spent in pipeline bubbles above which there is a warning"""
 
 _SLOW_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": (
@@ -40,7 +40,7 @@ _SLOW_VARIABLES = {
         "the CUDA driver allocates each tensor; use this only for debugging",
     ),
 }
-"""variables that slow a training down: (value, why)"""
+"""environment variables that slow down a training: (value, reason)"""
 
 
 def dangers_of(
@@ -52,22 +52,21 @@ def dangers_of(
     is_upper_bound: bool = False,
     is_lower_bound: bool = False,
 ) -> Iterator[Danger]:
-    """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory
-    in a way that is not in the prediction; `is_lower_bound`: whether it needs memory that is not
-    there."""
+    """The warnings about a launch, the worst first. `is_upper_bound`: whether the launch saves
+    memory in a way that predictions ignore; `is_lower_bound`: whether it needs memory that
+    predictions ignore."""
     if workload is not None and config is not None and predicted is not None:
         if (
             not is_upper_bound
-            and (words := _without_sharding(workload, config, predicted, is_lower_bound))
-            is not None
+            and (words := _sharding_advice(workload, config, predicted, is_lower_bound)) is not None
         ):
             yield Danger(text=words, makes_fit=not is_lower_bound)
-        yield from _of_the_config(texts, workload, config, predicted, is_lower_bound)
+        yield from _config_warnings(texts, workload, config, predicted, is_lower_bound)
     for name, text in texts.items():
-        yield from _of_flags(name, text, workload, config)
+        yield from _flag_warnings(name, text, workload, config)
         if name.endswith(".py"):
-            yield from _of_a_program(name, text, config)
-        yield from _of_variables(name, text)
+            yield from _program_warnings(name, text, config)
+        yield from _variable_warnings(name, text)
 
 
 _SCALES_LOSSES = re.compile(
@@ -78,17 +77,18 @@ _SENDS_LATE = re.compile(
 )
 
 
-def _of_the_config(
+def _config_warnings(
     texts: Mapping[str, str],
     workload: Workload,
     config: ParallelConfig,
     predicted: Estimate,
     is_lower_bound: bool,
 ) -> Iterator[Danger]:
+    """Warnings that follow from config and prediction."""
     gpu, is_cpu = workload.cluster.gpu, workload.cluster.gpu.is_cpu
     used = float(predicted.peak_memory_bytes) / gpu.memory_bytes
     bubble = float(predicted.time_parts_s.bubble) / float(predicted.step_time_s)
-    # other loops scale their losses themselves
+    # libraries' loops apply loss scaling themselves
     has_own_loop = workload.trainer == "command" and not workload.loop
     has_python = any(name.endswith(".py") for name in texts)
     is_scaled = any(_SCALES_LOSSES.search(text) for text in texts.values())
@@ -119,10 +119,11 @@ def _of_the_config(
             yield _at(texts, pattern, words)
 
 
-def _without_sharding(
+def _sharding_advice(
     workload: Workload, config: ParallelConfig, predicted: Estimate, is_lower_bound: bool
 ) -> str | None:
-    """That sharding would make a launch fit whose ranks hold everything, in words."""
+    """A sentence on how sharding would make a launch fit whose ranks hold the whole model; None if
+    it would not, or is not needed."""
     if (
         config.zero_stage == 3
         or config.dp == 1
@@ -151,10 +152,11 @@ def _without_sharding(
     return None
 
 
-def _of_variables(name: str, text: str) -> Iterator[Danger]:
+def _variable_warnings(name: str, text: str) -> Iterator[Danger]:
+    """Warnings about environment variables."""
     for variable, (value, why) in _SLOW_VARIABLES.items():
         for at, line in enumerate(text.splitlines(), start=1):
-            # what a docstring says is set by nobody
+            # in Python, a mention in a docstring sets nothing
             if name.endswith(".py") and "environ" not in line:
                 continue
             if not line.lstrip().startswith("#") and re.search(
@@ -163,7 +165,9 @@ def _of_variables(name: str, text: str) -> Iterator[Danger]:
                 yield Danger(text=f"{variable}={value}: {why}", line=at, file=name)
 
 
-def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterator[Danger]:
+def _program_warnings(name: str, text: str, config: ParallelConfig | None) -> Iterator[Danger]:
+    """Warnings about calls in a Python program."""
+
     def at(pattern: str) -> int | None:
         return next((n for n, line in code_lines(text) if re.search(pattern, line)), None)
 
@@ -204,10 +208,10 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         break
 
 
-def _of_flags(
+def _flag_warnings(
     name: str, text: str, workload: Workload | None, config: ParallelConfig | None
 ) -> Iterator[Danger]:
-    """Flags that have no effect as they stand, or undo each other."""
+    """Warnings about flags that have no effect, or contradict each other."""
     flags: dict[str, tuple[int, str]] = {}
     for number, line in code_lines(text):
         for found in re.finditer(r"(?:^|\s)--([A-Za-z][\w.-]*)(?:[=\s]+([^\s\\-][^\s\\]*))?", line):
@@ -243,7 +247,7 @@ def _of_flags(
             "with --dataloader_num_workers 0, the GPU waits while a batch is prepared; set 2 to 8 workers to prepare batches in advance",
         ),
         (
-            # a program of another loop may have the option of a batch and not that of workers
+            # a program with another loop may have the option for the batch, but not the one for workers
             "per_device_train_batch_size" in flags
             and unset
             and not is_python
@@ -269,7 +273,7 @@ def _of_flags(
 
 
 def code_lines(text: str) -> list[tuple[int, str]]:
-    """(number, text) of the lines that are no comments."""
+    """(number, text) of the lines that are not comments."""
     return [
         (n, line)
         for n, line in enumerate(text.splitlines(), start=1)
@@ -278,7 +282,7 @@ def code_lines(text: str) -> list[tuple[int, str]]:
 
 
 def _at(texts: Mapping[str, str], pattern: str, words: str) -> Danger:
-    """The warning at the first line that has the pattern."""
+    """The warning, at the first line that matches the pattern."""
     for name, text in texts.items():
         for number, line in code_lines(text):
             if re.search(pattern, line, re.IGNORECASE):

@@ -1,6 +1,7 @@
-"""What an earlier run of the nearest config measured: an observed run, or a trial of a study.
+"""Finds the earlier measurement of the config nearest to a launch: of an observed run, a trial of a
+study, or a published run.
 
-nearest    of the same model on the same GPU type and number of GPUs, the one whose config differs in the fewest knobs; of equals the one of the same program,
+nearest    of the same model on the same GPU type and number of GPUs, the one whose config differs in the fewest knobs; then that of the same program,
            then the fastest
 """
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from autotune.results.best_known import BestKnownStore
 
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
-"""facts from public sources, with the source in each row"""
+"""results from public sources; each row names its source"""
 FAR = 3.0
-"""factor between two lengths of sequences from which one says nothing about the other: attention
-and memory are others"""
+"""maximum factor between sequence lengths of comparable runs, because attention and memory depend
+on the length"""
 COLUMNS = (
     "source",
     "model",
@@ -40,40 +41,42 @@ COLUMNS = (
     "step_time_s",
     "config",
 )
+"""columns of that file"""
 ALIKE = 1.12
-"""factor between the parameters of two models that count as one of these layers"""
+"""maximum factor between the parameters of models with the same layers that count as equal"""
 LOOKED_AT = 50
-"""of runs and of trials"""
+"""maximum number of runs and of trials that are considered"""
 TRIAL, PUBLISHED = "trial", "published"
+"""kinds of measurements"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier(Plain):
-    """A measurement of before."""
+    """An earlier measurement."""
 
     kind: str
     """observed, trial or published"""
     where: str
-    """id of the run, of the study and number of the trial, or the source"""
+    """id of the run, id of the study and number of the trial, or the source"""
     program: str
-    """what trained"""
+    """the training program"""
     config: ParallelConfig
     cluster: str
-    """its name, or its GPU and how many"""
+    """its name, or GPU and number of GPUs"""
     seq_len: int
     """tokens"""
     step_time_s: float
-    """median seconds of a step"""
+    """median seconds per step"""
     tokens_per_s: float
-    """of the whole job"""
+    """tokens per second of the whole job"""
     differs: Mapping[str, tuple[Any, Any]]
-    """knobs in which its config differs: (here, there); empty: the same config"""
+    """knobs in which the configs differ: (here, there); empty for the same config"""
 
 
 def earlier_of(
     study: Study, config: ParallelConfig, store: BestKnownStore | None
 ) -> Earlier | None:
-    """The nearest one; None where nothing of the model and these GPUs is known."""
+    """The nearest measurement; None if there is none for the model on these GPUs."""
     program = program_name(study.trainer, study.trainer_options)
     workload = study.workload
     found = [
@@ -88,10 +91,10 @@ def earlier_of(
 
 
 def _kept(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> Iterator[Earlier]:
-    """What the results database has."""
+    """Measurements in the results database."""
     model, gpu = workload.model.name, workload.cluster.gpu.name
 
-    def one(
+    def if_comparable(
         kind: str,
         where: str,
         program: str,
@@ -114,13 +117,15 @@ def _kept(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> 
 
     for run in store.observed(model=model, gpu=gpu, measured=True, limit=LOOKED_AT):
         if run.workload and run.config and run.measurement:
-            yield from one(OBSERVED, run.id, run.program, run.workload, run.config, run.measurement)
+            yield from if_comparable(
+                OBSERVED, run.id, run.program, run.workload, run.config, run.measurement
+            )
     for record, trial in store.best(
         model=model, gpu=gpu, without_runner=SIMULATED, limit=LOOKED_AT
     ):
         if trial.measurement is not None:
             program = program_name(record.study.trainer, record.study.trainer_options)
-            yield from one(
+            yield from if_comparable(
                 TRIAL,
                 f"{record.id}/{trial.number}",
                 program,
@@ -131,7 +136,7 @@ def _kept(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> 
 
 
 def _published(workload: Workload, config: ParallelConfig) -> Iterator[Earlier]:
-    """What ships."""
+    """Measurements in the bundled file."""
     model, gpu = workload.model, workload.cluster.gpu.name
     ours = (str(model.num_layers), str(model.hidden_size), gpu, str(config.world_size))
     if workload.rl is not None or workload.peft is not None:
@@ -157,7 +162,7 @@ def _published(workload: Workload, config: ParallelConfig) -> Iterator[Earlier]:
 
 @cache
 def _published_rows() -> Mapping[tuple[str, ...], Sequence[Mapping[str, str]]]:
-    """By layers, hidden size, GPU and number of GPUs."""
+    """Rows by (layers, hidden size, GPU, number of GPUs)."""
     found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     with PUBLISHED_FILE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

@@ -1,9 +1,9 @@
-"""Which edits make a launch faster: the best config of its space that surely fits, taken apart into
-changes that each gain by themselves.
+"""Finds the edits that make a launch faster: takes the best config of its space that surely fits,
+and splits it into changes that each gain by themselves.
 
-A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in
-it. Where no change is that sure, those are named as worth a trial after which, the faster of both
-kept, most is gained on average. Batch and number of ranks stay.
+A change is proposed if the 90% interval of its gain, alone or with the others, includes no loss. If
+no change is certain, changes are suggested for a trial, ordered by the average gain if the faster
+config is kept after the trial. Batch and number of ranks stay.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpe
 from autotune.spec.estimate import AT_THE_LIMIT
 
 SURE = 0.1
-"""largest P(OOM) of what is proposed"""
+"""maximum P(OOM) of proposed configs"""
 LEAST = 1.03
-"""gain below which nothing is proposed"""
+"""minimum gain of proposals"""
 SURELY = 1.005
-"""lower end of the interval of a gain that is no loss"""
+"""minimum lower end of a gain's interval that counts as no loss"""
 RISKY = 0.3
-"""largest P(OOM) of what is worth a trial, but for a launch that has more itself"""
+"""maximum P(OOM) of a suggested trial, unless the launch itself has a higher one"""
 TRIALS, LEAST_CHANCE = 3, 1.0 / 3.0
-"""changes that are named as worth a trial at most, and the chance from which one is, where it gains
+"""maximum number of suggested trials, and the minimum chance of a gain for each, in addition to
 `LITTLE` on average"""
 LITTLE = 0.02
-"""share of the speed that one change must add"""
+"""minimum gain on average that one change must add, as a share"""
 MOST_CONFIGS = 60_000
-"""configs that are looked at; knobs that matter least stay as they are where there are more"""
+"""maximum number of configs in the space; if there are more, the knobs that matter least are
+fixed"""
 LARGEST_MICRO = 128
+"""largest micro-batch in the space"""
 LOOKED_AT, FOLLOWED = 48, 3
-"""of the fastest configs: whose intervals are computed, and that are taken apart"""
+"""numbers of fastest configs: with computed intervals, and split into changes"""
 LOOKED_AT_RISKY, LOOKED_AT_ALIKE = 16, 4
-"""of those that may be worth a trial: whose intervals are computed though they do not surely fit,
-and of those that change one group of knobs"""
+"""numbers of configs with computed intervals that may be suggested for a trial: of those that may
+not fit, and of those that change one group of knobs, per group"""
 OF_PACKED = 4
-"""of steps whose sequences are packed, one in so many is looked at: each way to pack is an estimate
-of its own"""
+"""factor by which fewer configs are considered for steps with packed sequences, because each
+packing needs an estimate of its own"""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
     ("micro_batch_size", "accumulation_steps"),
@@ -71,21 +73,23 @@ _DISPENSABLE = (
     "sequence_parallel",
     "compile",
 )
+"""knobs to fix first if the space is too large"""
 _NUMERICS = "changes the arithmetic, so check the loss again"
+"""remark on edits of the precision"""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to change."""
+    """Proposed changes of a launch."""
 
     edits: tuple[Edit, ...]
     together: Together | None
     best: Together | None
     """the highest prediction of all configs that surely fit, whose interval may include losses"""
     trials: tuple[Edit, ...] = ()
-    """changes that are worth a trial, the most promising first, where none is sure to gain"""
+    """changes that are worth a trial, the most promising first, if none is certain to gain"""
     if_out_of_memory: Edit | None = None
-    """what makes a launch fit that may not, where no edit surely does; it may cost speed"""
+    """a change that makes a launch fit that may not, if no edit surely does; it may cost speed"""
 
 
 def proposal(
@@ -95,8 +99,9 @@ def proposal(
     measured_s: float | None,
     launchable: Launchable | None = None,
 ) -> Proposal:
-    """The edits of a launch that trains with this config, among the configs of a space that the
-    trainer can launch. It is asked about those alone that are looked at."""
+    """The edits of a launch with this config, among the configs of a space that the trainer can
+    launch. The trainer checks only the configs that are considered. `measured_s`: measured seconds
+    per step of the launch, if any."""
     workload = space.workload
     can_launch = _any if launchable is None else launchable.asked_by_row(workload, space.table)
     predicted = estimate(workload, space.table, calibration=constants)
@@ -106,58 +111,62 @@ def proposal(
     share = OF_PACKED if workload.rl is not None else 1
     launch = estimate(workload, config, calibration=constants)
     is_safe = float(launch.oom_probability) < AT_THE_LIMIT[0]
-    # another arithmetic is no way to save memory
-    same = space.table.column("precision") == space.table.knobs["precision"].encode(
+    # a lower precision is proposed for speed, never only to save memory
+    same_precision = space.table.column("precision") == space.table.knobs["precision"].encode(
         config.precision
     )
-    speed = np.where(same | (speed >= LEAST * float(launch.tokens_per_s)), speed, 0.0)
+    speed = np.where(same_precision | (speed >= LEAST * float(launch.tokens_per_s)), speed, 0.0)
     fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share, can_launch)
     may_fit = speed * (1.0 - risk) * (risk <= (RISKY if is_safe else FITS))
     risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY // share, can_launch)
-    alike = [
+    one_group_apart = [
         each
         for rows in _one_group_apart(space.table, config)
         for each in _first(space, may_fit * rows, LOOKED_AT_ALIKE // share, can_launch)
     ]
-    weighed = _Weighed(workload, config, constants, measured_s, launchable)
-    weighed.look_at((*fastest, *risky, *alike))
-    leading = weighed.leading(fastest)
-    target = weighed.surely_faster(leading)
-    best = weighed.together(fastest[0]) if fastest and fastest[0] != config else None
+    evaluated = _Evaluated(workload, config, constants, measured_s, launchable)
+    evaluated.look_at((*fastest, *risky, *one_group_apart))
+    leading = evaluated.leading(fastest)
+    target = evaluated.surely_faster(leading)
+    best = evaluated.together(fastest[0]) if fastest and fastest[0] != config else None
     if target is None:
         return Proposal(
-            (), None, best, tuple(weighed.trials()), None if is_safe else weighed.rescue(leading)
+            (),
+            None,
+            best,
+            tuple(evaluated.trials()),
+            None if is_safe else evaluated.rescue(leading),
         )
     edits = tuple(
-        sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order)
+        sorted((evaluated.edit(group, target) for group in _groups(config, target)), key=_order)
     )
     return Proposal(
         edits,
-        weighed.together(target),
+        evaluated.together(target),
         best,
     )
 
 
 def _any(row: int) -> bool:
-    """Of a space of which nobody asked a trainer."""
+    """Accepts every config, for a space without a trainer."""
     return True
 
 
 def _first(
     space: SearchSpace, value: NDArray[np.float64], count: int, can_launch: Callable[[int], bool]
 ) -> list[ParallelConfig]:
-    """The configs with the highest values, without those of zero and those that cannot be
-    launched."""
+    """The configs with the highest values that can be launched; none with a value of zero."""
     falling = (int(row) for row in np.argsort(-value, kind="stable") if value[row] > 0)
     return [space[row] for row in islice(filter(can_launch, falling), count)]
 
 
 def _order(edit: Edit) -> tuple[bool, float]:
+    """Sort key: edits that gain alone first, by their gain."""
     return edit.alone is None, -edit.alone.gain if edit.alone else 0.0
 
 
-class _Weighed:
-    """Configs against the launch as it is."""
+class _Evaluated:
+    """Configs compared with the launch. Estimates and gains are cached."""
 
     def __init__(
         self,
@@ -178,20 +187,22 @@ class _Weighed:
         self._legal: dict[ParallelConfig, bool] = {}
 
     def gain(self, config: ParallelConfig) -> Gain:
+        """Gain of a config over the launch."""
         return self._look(config)[1]
 
     def estimate(self, config: ParallelConfig) -> Estimate:
         return self._look(config)[0]
 
     def risk(self, config: ParallelConfig) -> float:
+        """P(OOM) of a config."""
         return float(self._look(config)[0].oom_probability)
 
     def surely_fits(self, config: ParallelConfig) -> bool:
         return self.risk(config) <= SURE
 
     def rescue(self, leading: ParallelConfig | None) -> Edit | None:
-        """What makes a launch fit that may not: the leading config, which surely fits, else the one
-        whose speed times its chance to fit is highest."""
+        """The change that makes a launch fit that may not: to the leading config, which surely
+        fits, or else to the one with the highest speed times probability to fit."""
         if leading is not None:
             return self.whole(leading)
         may_fit = [
@@ -208,8 +219,8 @@ class _Weighed:
         return bool(self.legal_among([config]))
 
     def legal_among(self, configs: Iterable[ParallelConfig]) -> list[ParallelConfig]:
-        """Those that are valid and can be launched, each once. The rules are asked about all at
-        once, the trainer about the valid ones."""
+        """The configs that are valid and can be launched, without duplicates. Rules are checked for
+        all at once, the trainer only for valid ones."""
         listed = list(dict.fromkeys(configs))
         if unknown := [each for each in listed if each not in self._legal]:
             valid = legal(self._workload, ConfigTable.of(unknown))
@@ -221,8 +232,8 @@ class _Weighed:
         return self._launchable is None or self._launchable.why_not(self._workload, config) is None
 
     def leading(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
-        """The config with the highest lower end of its gain, among the fastest and what takes them
-        apart, with as few changes as say the same; None where no other surely fits."""
+        """The config with the highest lower end of its gain, among the fastest ones and their
+        parts, reduced to the changes that matter; None if no other config surely fits."""
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
         parts = self.legal_among(part for each in lead for part in _parts(self._config, each))
         self.look_at(parts)
@@ -238,7 +249,8 @@ class _Weighed:
         is_good: Callable[[ParallelConfig], bool],
         gain: Callable[[ParallelConfig], float],
     ) -> ParallelConfig:
-        """The config with as few changes as say the same."""
+        """The config reduced to the changes that matter: each change is dropped that adds less than
+        `LITTLE`."""
         while True:
             groups = _groups(self._config, best)
             fewer = [
@@ -254,9 +266,9 @@ class _Weighed:
             best = plainer
 
     def surely_faster(self, leading: ParallelConfig | None) -> ParallelConfig | None:
-        """The leading config without changes that are sure to gain neither alone nor together; None
-        where nothing is left. A launch that does not fit takes any that does; one at the memory
-        limit may run as it is."""
+        """The leading config without changes that are not certain to gain, neither alone nor
+        together; None if nothing is left. For a launch that does not fit, any config that does; one
+        at the memory limit may run as it is."""
         if leading is None:
             return None
         best = self._of_sure_parts(leading)
@@ -271,8 +283,8 @@ class _Weighed:
         )
 
     def trials(self) -> Iterator[Edit]:
-        """Changes that are worth a trial, each as one edit, the most promising first; none that is
-        part of another or adds to it."""
+        """Changes that are worth a trial, each as one edit, the most promising first; none is a
+        subset or superset of another."""
         named: list[set[tuple[str, object]]] = []
         for config in sorted(filter(self._may_run, self._known), key=self._expected, reverse=True):
             if len(named) == TRIALS or self._expected(config) < 1.0 + LITTLE:
@@ -286,32 +298,34 @@ class _Weighed:
                 yield self.whole(best)
 
     def together(self, config: ParallelConfig) -> Together:
-        """All its changes, with what they come to."""
+        """All changes of a config, with estimate and gain."""
         return Together(config=config, estimate=self.estimate(config), gain=self.gain(config))
 
     def whole(self, config: ParallelConfig) -> Edit:
-        """All its changes as one."""
+        """All changes of a config as one edit."""
         knobs = tuple(
             name for name in config.values() if self._config.value(name) != config.value(name)
         )
         return replace(self.edit(knobs, config), alone=self.gain(config), beside=None)
 
     def _expected(self, config: ParallelConfig) -> float:
-        """Expected gain of a trial, which ends with nothing where the config does not fit."""
+        """Expected gain of a trial, which is 1 if the config does not fit."""
         return 1.0 + (self.gain(config).expected - 1.0) * (1.0 - self.risk(config))
 
     def _may_run(self, config: ParallelConfig) -> bool:
-        """Whether a trial of it may run and say enough: of another arithmetic it does not say
-        whether it learns as well, for which the gain must be likely."""
-        same = config.precision == self._config.precision
+        """Whether a trial of the config may run and be conclusive. A trial with another precision
+        does not show whether the model learns as well, so its predicted gain must be large enough
+        to be worth it."""
+        has_same_precision = config.precision == self._config.precision
         return (
             config != self._config
             and self.risk(config) <= max(RISKY, self.risk(self._config))
-            and (same or self.gain(config).gain >= LEAST)
+            and (has_same_precision or self.gain(config).gain >= LEAST)
         )
 
     def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
-        """The config without each change that surely gains neither alone nor with the others."""
+        """The config without each change that is not certain to gain, neither alone nor with the
+        others."""
         for group in _groups(self._config, best):
             alone, beside = self._alone(group, best), self._beside(group, best)
             if alone is not None and alone.low > SURELY:
@@ -322,7 +336,7 @@ class _Weighed:
         return best
 
     def _alone(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
-        """By the change without the others; None where that is illegal, or may not fit."""
+        """Gain of a change without the others; None if that is invalid or may not fit."""
         alone = _with(self._config, best, [group])
         return (
             self.gain(alone)
@@ -331,20 +345,21 @@ class _Weighed:
         )
 
     def _rest(self, group: tuple[str, ...], best: ParallelConfig) -> ParallelConfig | None:
-        """The others without the change; None where that is illegal, or may not fit."""
+        """The config without a change; None if that is invalid or may not fit."""
         rest = _with(
             self._config, best, [each for each in _groups(self._config, best) if each != group]
         )
         return rest if rest is not None and self.is_legal(rest) and self.surely_fits(rest) else None
 
     def _beside(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
-        """By the change when the others are made; None where the others need it."""
+        """Gain of a change when the others are made; None if the others need it."""
         rest = self._rest(group, best)
         if rest is None:
             return None
         return gain_between(self._look(rest)[2], self._look(best)[2])
 
     def edit(self, group: tuple[str, ...], best: ParallelConfig) -> Edit:
+        """The edit for one group of knobs of the config `best`."""
         changes = {
             name: (self._config.value(name), best.value(name))
             for name in group
@@ -381,7 +396,7 @@ class _Weighed:
         return self._known[config]
 
     def look_at(self, configs: Iterable[ParallelConfig]) -> None:
-        """Weighs those that are not known yet all at once, which takes as long as one."""
+        """Estimates all configs that are not cached at once, which takes as long as one."""
         unknown = [each for each in dict.fromkeys(configs) if each not in self._known]
         if not unknown:
             return
@@ -396,20 +411,20 @@ class _Weighed:
 
 def _groups(before: ParallelConfig, after: ParallelConfig) -> list[tuple[str, ...]]:
     """The groups of knobs in which two configs differ, each knob in the first group that has it."""
-    left = {name for name in after.values() if before.value(name) != after.value(name)}
+    changed = {name for name in after.values() if before.value(name) != after.value(name)}
     found = []
-    degrees = left & {"tp", "pp", "cp", "ep", "dp"}
-    for group in (*(GROUPS if degrees else GROUPS[1:]), *((name,) for name in sorted(left))):
-        mine = tuple(name for name in group if name in left)
-        if mine:
-            found.append(mine)
-            left -= set(mine)
+    degrees = changed & {"tp", "pp", "cp", "ep", "dp"}
+    for group in (*(GROUPS if degrees else GROUPS[1:]), *((name,) for name in sorted(changed))):
+        members = tuple(name for name in group if name in changed)
+        if members:
+            found.append(members)
+            changed -= set(members)
     return found
 
 
 def _moves(before: ParallelConfig, after: ParallelConfig) -> set[tuple[str, object]]:
-    """Which knobs change and where to, of counts only whether they rise, without what keeps the
-    batch."""
+    """(knob, new value) of each changed knob; for numbers, whether they rise. Without knobs that
+    keep the batch."""
     found: set[tuple[str, object]] = set()
     for name, new in after.values().items():
         old = before.value(name)
@@ -420,8 +435,8 @@ def _moves(before: ParallelConfig, after: ParallelConfig) -> set[tuple[str, obje
 
 
 def _one_group_apart(table: ConfigTable, config: ParallelConfig) -> Iterator[NDArray[np.bool_]]:
-    """For each group of knobs, the rows that differ from the config in nothing else, but for what
-    keeps the batch."""
+    """For each group of knobs, a mask of the table's rows that differ from the config only in this
+    group, and in what keeps the batch."""
     differs = {
         name: table.column(name) != knob.encode(config.value(name))
         for name, knob in table.knobs.items()
@@ -435,7 +450,8 @@ def _one_group_apart(table: ConfigTable, config: ParallelConfig) -> Iterator[NDA
 
 
 def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelConfig]:
-    """The first config with each group of the second, the second without each, and the second."""
+    """The first config with each single group of the second, the second without each group, and the
+    second."""
     groups = _groups(before, after)
     for group in groups:
         for some in ([group], [each for each in groups if each != group]):
@@ -447,8 +463,8 @@ def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelCo
 def _with(
     before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str, ...]]
 ) -> ParallelConfig | None:
-    """The first config with these groups of the second, its batch kept by the accumulation; None
-    where it cannot be kept."""
+    """The first config with these groups of the second, with the accumulation that keeps its batch;
+    None if the batch cannot be kept."""
     config = before.with_values({name: after.value(name) for group in groups for name in group})
     per_step = config.micro_batch_size * config.dp
     if before.global_batch_size % per_step:
@@ -457,9 +473,8 @@ def _with(
 
 
 def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
-    """The valid configs of the study's space on the ranks and with the batch of a launch, with more
-    micro-batches than it names, also those that its trainer cannot launch; None where none is
-    valid."""
+    """The valid configs of the study's space with the ranks and batch of a launch, including more
+    micro-batches and configs that its trainer cannot launch; None if none is valid."""
     workload = replace(study.workload, global_batch_size=config.global_batch_size)
     knobs = dict(study.space.knobs)
     knobs.pop("accumulation_steps", None)
@@ -478,7 +493,7 @@ def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
             knobs[name] = (getattr(config, name),)
     if len(study.space.knobs.get("accumulation_steps", ())) == 1:
         knobs["accumulation_steps"] = study.space.knobs["accumulation_steps"]
-    # the cost model knows own knobs of post-training alone; others stay as they are
+    # the cost model covers custom knobs only in post-training; others keep their value
     own = (
         study.space.extra
         if workload.rl
@@ -494,7 +509,7 @@ def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
 
 
 def _narrowed(knobs: dict[str, tuple[object, ...]]) -> Iterator[str]:
-    """Knobs that stay as they are, so that there are not too many configs."""
+    """Knobs to fix so that the space has at most `MOST_CONFIGS` configs."""
     count = 1
     for values in knobs.values():
         count *= max(1, len(values))

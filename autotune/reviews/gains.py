@@ -1,16 +1,16 @@
-"""How much faster configs are than a launch, with intervals.
+"""Gains of configs over a launch, with intervals.
 
-Errors of the cost model are mostly shared by the configs of one job, so a ratio is known better
-than either time:
+Most errors of the cost model are shared by the configs of one job, so a ratio of step times is more
+certain than either time:
 
-    log gain    g = log t_0 - log t_i
-    own errors  variance E_00 + E_ii - 2 E_0i (`autotune.cost.learn.refit`)
-    constants   each is moved to both ends of its 90% interval; by how much g falls and rises there
+    log gain        g = log t_0 - log t_i
+    model errors    variance E_00 + E_ii - 2 E_0i (`autotune.cost.learn.refit`)
+    constants       each is moved to both ends of its 90% interval; by how much g falls and rises there
 
-The lower end of the interval is g less the root of the sum of the squares of all falls, the upper
-end likewise: a gain that no constant can undo, as that of not recomputing, has none. Where the
-launch itself was measured, t_0 is known, and the interval is the narrower one of this and that of
-the refit.
+The lower end of the interval is g minus the root of the sum of the squares of all falls; the upper
+end likewise. A gain that does not depend on a constant, such as that of switching recomputation
+off, has no fall from it. If the launch itself was measured, t_0 is known, and the interval is the
+narrower one of this and that of the refit.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
 
 Array = NDArray[np.float64]
 NO_DOUBT = 1e-6
-"""chance that is none"""
+"""probability that counts as zero"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Of n configs over the first of them, which is the launch."""
+    """Gains of n configs over the first of them, which is the launch."""
 
     rows: Sensitivity
-    """of all of them"""
+    """sensitivities of all configs"""
     shifts: Array
-    """by how much each log gain changes where each constant lies at an end of its interval, shape
-    (n, K, 2)"""
+    """changes of each log gain if each constant is at an end of its interval, shape (n, K, 2)"""
     prior: UncertainConstants
     log_step_s: float | None
-    """log of the launch's step time, where that was measured"""
+    """log of the launch's measured step time in seconds; None if it was not measured"""
 
     def all(self) -> list[Gain]:
-        """Over the launch."""
+        """The gain of each config over the launch."""
         log_gain, fall, rise = _interval(self.rows, self.rows.take([0]), self.shifts, self.prior)
         first = self.rows.take([0])
         errors = None if self.log_step_s is None else np.array([self.log_step_s]) - first.log_step_s
@@ -61,15 +60,15 @@ class Gains:
         return [_gain(*numbers) for numbers in zip(log_gain, fall, rise, strict=True)]
 
     def only(self, index: int) -> Gains:
-        """Of one config."""
+        """The entries of one config."""
         return Gains(self.rows.take([index]), self.shifts[[index]], self.prior, None)
 
 
 def gains_of(
     workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None
 ) -> Gains:
-    """Of the configs of a table over its first row; `measured_s`: step time of that row, where it
-    is known."""
+    """The gains of a table's configs over its first row. `measured_s`: measured seconds per step of
+    that row, if any."""
     prior = uncertain(constants)
     rows = sensitivity(workload, table, constants, prior.names if measured_s is not None else ())
     log_gain = rows.log_step_s[0] - rows.log_step_s
@@ -83,7 +82,7 @@ def gains_of(
 
 
 def gain_between(before: Gains, after: Gains) -> Gain:
-    """Of one config over another; both `Gains.only` of the same launch."""
+    """The gain of one config over another; both are `Gains.only` of the same launch."""
     log_gain, fall, rise = _interval(
         after.rows, before.rows, after.shifts - before.shifts, before.prior
     )
@@ -93,8 +92,8 @@ def gain_between(before: Gains, after: Gains) -> Gain:
 def _interval(
     rows: Sensitivity, first: Sensitivity, shifts: Array, prior: UncertainConstants
 ) -> tuple[Array, Array, Array]:
-    """(log gains over one config, how far below them the lower ends of the 90% intervals are, how
-    far above the upper ends)."""
+    """(log gains over one config, distances to the lower ends of the 90% intervals, distances to
+    the upper ends)"""
     own = prior.own_error
     alone = own.alone(rows) ** 2 + own.alone(first) ** 2
     variance = (
@@ -107,6 +106,7 @@ def _interval(
 
 
 def _gain(log_gain: float, fall: float, rise: float) -> Gain:
+    """The gain from its logarithm and the distances to the ends of its interval."""
     log_gain = float(log_gain)
     return Gain(
         gain=math.exp(log_gain),
@@ -116,15 +116,15 @@ def _gain(log_gain: float, fall: float, rise: float) -> Gain:
 
 
 def given_that_it_ran(predicted: Estimate, launch: Estimate) -> Estimate:
-    """Estimates of configs (floats or arrays) given that the launch fits into memory.
+    """Estimates of configs (floats or arrays), given that the launch fits into memory.
 
     The error e of a predicted peak is mostly shared by the configs of one launch, so the launch
-    cuts its distribution at its own distance a_0 to the limit:
+    truncates its distribution at its own distance a_0 to the limit:
 
-        P(e > a | e <= a_0) = (P - P_0) / (1 - P_0) where P > P_0, else 0        P = P(e > a): of running out of memory
+        P(e > a | e <= a_0) = (P - P_0) / (1 - P_0) if P > P_0, else 0        P = P(e > a): probability of running out of memory
 
-    Where the launch was as good as sure not to fit, nothing fits that takes more than it.
-    Neglected: errors of one config alone.
+    If the launch was practically certain not to fit, no config fits that needs more memory. Errors
+    of single configs are neglected.
     """
     risk, first = np.asarray(predicted.oom_probability, dtype=float), float(launch.oom_probability)
     if first < 1.0 - NO_DOUBT:
@@ -141,7 +141,7 @@ def corrected(
     constants: Calibration,
     measured_s: float,
 ) -> Estimate:
-    """The estimate of a config given a measured step time of it."""
+    """The estimate of a config, corrected by its measured seconds per step."""
     prior = uncertain(constants)
     row = sensitivity(workload, ConfigTable.of([config]), constants, prior.names)
     known = learnt(row, np.array([math.log(measured_s)]) - row.log_step_s, prior)

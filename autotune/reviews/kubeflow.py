@@ -1,18 +1,17 @@
-"""A recommender for Kubeflow's TrainJobs: a TrainJob goes in, and a JSON patch (RFC 6902) comes
-out, or no change.
+"""Recommends changes to Kubeflow TrainJobs: takes a TrainJob, and returns a JSON patch (RFC 6902).
 
     TrainJob, YAML or JSON                       a list of operations; empty: no change
     AdmissionReview (admission.k8s.io/v1)        an AdmissionReview that allows the job, with the patch if there is one
 
-KEP-3328 of Kubeflow Trainer lets plugins configure a TrainJob before it is admitted; how they will
-be called is not settled, so all that is known of it is in this module. Its annotation
-`trainer.kubeflow.org/autoconf-plugin` names the plugin that may change the job: within an
-admission, a job that does not name this one stays as it is. `spec.trainer` cannot change once a job
-exists, so only its creation is answered with a patch.
+KEP-3328 of Kubeflow Trainer lets plugins configure a TrainJob before it is admitted. How they will
+be called is not decided, so everything about it is in this module. Its annotation
+`trainer.kubeflow.org/autoconf-plugin` names the plugin that may change the job. Within an
+admission, a job that does not name this plugin is not changed. `spec.trainer` is immutable once a
+job exists, so only its creation is answered with a patch.
 
-A patch changes words of the container's command and arguments, never its GPUs or its arithmetic,
-and only if the job reads as the proposed config afterwards. No job is ever refused: whatever is not
-understood is a warning.
+A patch changes words of the container's command and arguments, never its GPUs or its precision, and
+only if the edited job is read as the proposed config. No job is ever rejected; whatever is not
+understood becomes a warning.
 """
 
 from __future__ import annotations
@@ -36,25 +35,26 @@ from autotune.trainers.present_configuration import section
 PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 """annotation that names the plugin"""
 NAME = "autotune"
+"""name of this plugin"""
 MOST_WARNING = 200
-"""characters of a warning, of which Kubernetes cuts those that are much longer"""
+"""maximum characters of a warning; Kubernetes truncates much longer ones"""
 _FILE = "job.yaml"
 _WORDS = ("command", "args")
 
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """What a job should become."""
+    """The recommended change of a job."""
 
     patch: tuple[dict[str, Any], ...]
-    """operations; empty: it stays as it is"""
+    """operations; empty: no change"""
     words: str
-    """why"""
+    """the reason"""
 
 
 def recommended(text: str, **said: Any) -> tuple[Any, str]:
-    """(the answer as a JSON document, why) to a TrainJob or an AdmissionReview; `said`: as for
-    `review_texts`. Raises `SpecError` for what is neither."""
+    """(the answer as a JSON document, the reason) for a TrainJob or an AdmissionReview. `said`:
+    arguments of `review_texts`. Raises `SpecError` for any other text."""
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -76,6 +76,7 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
 
 
 def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommended:
+    """The recommendation for an admission request."""
     job = request.get("object")
     if (
         request.get("operation") != "CREATE"
@@ -93,6 +94,7 @@ def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommende
 
 
 def _response(uid: str, found: Recommended) -> dict[str, Any]:
+    """The AdmissionReview that allows the job."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if found.patch:
         patch = json.dumps(found.patch).encode()
@@ -103,11 +105,11 @@ def _response(uid: str, found: Recommended) -> dict[str, Any]:
 
 
 def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
-    """What a TrainJob should become. Raises what `review_texts` raises."""
+    """The recommended change of a TrainJob. Raises the errors of `review_texts`."""
     text = _text(job)
     found = review_texts({_FILE: text}, **said)
     if any("precision" in edit.changes for edit in found.edits) and found.config is not None:
-        # its arithmetic is for people to decide
+        # the user decides about the precision
         said = {
             **said,
             "precision": found.config.precision,
@@ -129,14 +131,14 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
 
 
 def _text(job: Mapping[str, Any]) -> str:
-    """The job with one word of its command to a line."""
-    plain = json.loads(json.dumps(job, default=str))  # times are objects in YAML
+    """The job as YAML, with one word of its command per line."""
+    plain = json.loads(json.dumps(job, default=str))  # YAML parses times as objects
     return yaml.safe_dump(plain, sort_keys=False, default_flow_style=False, width=1 << 20)
 
 
 def _added(job: dict[str, Any], options: tuple[str, ...]) -> bool:
-    """Appends options to the words of the job's container; False where they cannot be appended, as
-    behind a script of a shell."""
+    """Appends options to the words of the job's container. Returns False if they cannot be
+    appended, for example after a shell script."""
     trainer: Any = section(job, "spec.trainer")
     key = next((key for key in reversed(_WORDS) if trainer.get(key)), None)
     first = str((trainer.get("command") or trainer.get("args") or [""])[0]).rpartition("/")[2]
@@ -154,7 +156,7 @@ def _is_option(words: str) -> bool:
 
 
 def _operations(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
-    """What makes the second document of the first."""
+    """The operations that change the first document into the second."""
     if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
         for key in before:
             yield from _operations(
@@ -171,6 +173,7 @@ def _operations(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _why(found: Review) -> str:
+    """The reason for a change: the edits and the predicted gain."""
     assert found.together is not None
     changes = ", ".join(
         f"{name} {old} -> {new}"

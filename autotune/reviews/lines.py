@@ -1,16 +1,16 @@
-"""How an edit looks in somebody's own files: the lines that change.
+"""Turns an edit of a config into changed lines of the user's files.
 
-The trainer renders the launch before and after. Options and keys in which the two differ are looked
-for in the texts:
+The trainer renders the launch before and after. Options and keys that differ are looked for in the
+texts:
 
-    --batch-size 4, --batch-size=4          the value behind the option
+    --batch-size 4, --batch-size=4          the value after the option
     --batch-size $BATCH                     the line that sets the variable
-    batch_size: 4, batch_size = 4           the value behind the key; in Python, the default of the option that declares it
-    a flag that is not there                behind the last word of the command; in a manifest, behind the last word of its `args`
+    batch_size: 4, batch_size = 4           the value after the key; in Python, the default of the option that declares it
+    a flag that is not there                after the last word of the command; in a manifest, after the last word of its `args`
     a key that is not there                 in its section of the file: TOML, YAML, or JSON
 
-Of a script that starts several programs only the command that is reviewed changes. The pods of one
-job run the same command, so each of them changes.
+In a script that starts several programs, only the reviewed command changes. The pods of one job run
+the same command, so each of them changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autotune.trainers import Launch, trainer
 from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
 
 STAND_INS = 6
-"""options of a launch that may be stand-ins"""
+"""maximum number of a launch's options that get a placeholder"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,22 @@ class Change:
     """An option or key whose value differs between two launches."""
 
     name: str
-    """as it is written: `--batch-size`, or the path of a key"""
+    """as written: `--batch-size`, or the path of a key"""
     old: str | None
-    """None: it is not there; empty: a flag without a value"""
+    """old value; None: it is not there; empty: a flag without a value"""
     new: str | None
     file: str = ""
-    """the file of the launch that has the key; empty for an option of its command"""
+    """the launch's file that has the key; empty for an option of the command"""
 
     @property
     def is_needed(self) -> bool:
-        """Whether the launch lacks something without it: a key that no text has need not go."""
+        """Whether the edited launch is incomplete without the change. A key to remove that no text
+        has is no such change."""
         return self is not CONNECTIONS and (self.new is not None or self.name.startswith("-"))
 
 
 CONNECTIONS = Change("CUDA_DEVICE_MAX_CONNECTIONS", "1", "8")
-"""a variable without which tensor parallelism does not start, and with which Megatron-FSDP does
-not"""
+"""a variable that tensor parallelism requires, and that must change for Megatron-FSDP"""
 
 
 def changed_lines(
@@ -70,40 +70,42 @@ def changed_lines(
     held: frozenset[str] = frozenset(),
     started: Started | None = None,
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
-    """(the lines that change from one config to the other, settings for which the texts have no
-    line, as they are written). `held`: options that Python code alone sets, and no command;
-    `beside`: its keyword argument behind which new ones are written; `started`: the command that is
-    reviewed."""
+    """(the lines that change from one config to the other; settings without a line in the texts, as
+    written). `held`: names of options that only Python code sets; `beside`: the keyword argument in
+    the code after which new ones are written; `started`: the reviewed command."""
     lines = {name: _without_others(text, started) for name, text in texts.items()}
     unedited = {name: list(text) for name, text in lines.items()}
-    given = {argument.name for argument in started.arguments} if started else set()
+    passed = {argument.name for argument in started.arguments} if started else set()
     unplaced: list[str] = []
-    for asked in _without_rewritten(lines, _asked(texts, study, before, after)):
-        alone = _holds_options(asked, texts, started)
-        change = _as_key(asked) if alone else _as_given(asked, texts, given)
+    for requested in _without_rewritten(lines, _requested_changes(texts, study, before, after)):
+        settings_files = _holds_options(requested, texts, started)
+        change = _as_key(requested) if settings_files else _as_given(requested, texts, passed)
         key = change.name.lstrip("-")
         is_held = key in held
-        among = {
+        candidates = {
             n: text
             for n, text in _in_its_file(lines, change).items()
-            if (n in alone if alone else n.endswith(".py") or not is_held)
-            # a default does not count where the command gives the option, by a variable that it
-            # computes
-            and not (n.endswith(".py") and key.replace("-", "_") in given)
+            if (n in settings_files if settings_files else n.endswith(".py") or not is_held)
+            # a default has no effect if the command passes the option, even if its value is a variable
+            # that the shell computes
+            and not (n.endswith(".py") and key.replace("-", "_") in passed)
         }
-        if not _is_made(lines, among, change, beside if is_held else None) and change.is_needed:
+        if (
+            not _is_made(lines, candidates, change, beside if is_held else None)
+            and change.is_needed
+        ):
             name = key if is_held else change.name
             unplaced.append(f"{name}={change.new}" if change.new or is_held else name)
     return tuple(_edits(unedited, lines)), tuple(unplaced)
 
 
-def _asked(
+def _requested_changes(
     texts: Mapping[str, str], study: Study, before: ParallelConfig, after: ParallelConfig
 ) -> list[Change]:
-    """The options, keys and variables that change."""
+    """The options, keys and variables that change between the two configs."""
     changes = list(_changes(study, before, after))
     if before.accumulation_steps != after.accumulation_steps:
-        changes += _batch_unsaid(texts, study, after)
+        changes += _implicit_batch(texts, study, after)
     is_sharded = any(
         each.name == "--use-megatron-fsdp" and each.new is not None for each in changes
     )
@@ -113,25 +115,33 @@ def _asked(
 
 
 def _without_rewritten(lines: dict[str, list[str]], changes: list[Change]) -> list[Change]:
-    """The changes that are left when JSON files as `json.dumps` writes them are written anew."""
+    """The remaining changes after JSON files formatted by `json.dumps` have been rewritten."""
     for name, text in lines.items():
-        own = [change for change in changes if change.file and name in _in_its_file(lines, change)]
-        if name.endswith(".json") and own and with_values(text, {c.name: c.new for c in own}):
-            changes = [change for change in changes if change not in own]
+        file_changes = [
+            change for change in changes if change.file and name in _in_its_file(lines, change)
+        ]
+        if (
+            name.endswith(".json")
+            and file_changes
+            and with_values(text, {c.name: c.new for c in file_changes})
+        ):
+            changes = [change for change in changes if change not in file_changes]
     return changes
 
 
 def _is_made(
     lines: dict[str, list[str]], among: dict[str, list[str]], change: Change, beside: str | None
 ) -> bool:
-    """Makes the change in one of these texts, and says whether it is made. `beside`: the keyword
-    argument behind which a new one is written; None: it is no keyword argument."""
+    """Makes the change in one of these texts; False if no text has a place for it. `beside`: the
+    keyword argument after which a new one is written; None: the option is no keyword argument."""
     values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
     if change.file and change.new in values:
         return True  # YAML's anchors gave it the value
-    if any(_applied(lines[name], name, change) for name in among) or _follows(lines, change):
+    if any(_applied(lines[name], name, change) for name in among) or _is_automatic(lines, change):
         return True
-    return bool(_added(among, change) if beside is None else _written(among, change, beside))
+    return bool(
+        _added(among, change) if beside is None else _add_keyword_argument(among, change, beside)
+    )
 
 
 def _edits(before: dict[str, list[str]], after: dict[str, list[str]]) -> Iterator[LineEdit]:
@@ -142,24 +152,24 @@ def _edits(before: dict[str, list[str]], after: dict[str, list[str]]) -> Iterato
 
 
 def _in_its_file(lines: dict[str, list[str]], change: Change) -> dict[str, list[str]]:
-    """The texts among which the change is looked for: the file of that name, where there is one."""
+    """The texts to search for the change: only the file of that name, if it is among them."""
     own = PurePosixPath(change.file).name
     return {n: text for n, text in lines.items() if PurePosixPath(n).name == own} or lines
 
 
 def _holds_options(change: Change, texts: Mapping[str, str], started: Started | None) -> list[str]:
-    """The file that is the program's only argument, and so holds what would be its options; empty
-    for an option of its launcher."""
-    of_launcher = {argument.name for argument in started.options} if started else set()
+    """Names of the settings file that is the program's only argument, and so has its options as
+    keys; empty for an option of the launcher."""
+    launcher_options = {argument.name for argument in started.options} if started else set()
     is_option = (
-        change.name.startswith("--") and change.name[2:].replace("-", "_") not in of_launcher
+        change.name.startswith("--") and change.name[2:].replace("-", "_") not in launcher_options
     )
-    alone = started.file_alone if started and is_option else ""
-    return [name for name in texts if name.endswith(DOCUMENTS) and alone.endswith(name)]
+    settings_file = started.file_alone if started and is_option else ""
+    return [name for name in texts if name.endswith(DOCUMENTS) and settings_file.endswith(name)]
 
 
 def _as_given(change: Change, texts: Mapping[str, str], given: set[str]) -> Change:
-    """The change by the short name of its option, where a parser declares one and the command has
+    """The change under the short name of its option, if a parser declares one and the command uses
     it: `-b 8` for `add_argument("-b", "--batch-size")`."""
     pair = rf"""["']-(\w)["'],\s*["']{re.escape(change.name)}["']"""
     declared = (re.search(pair, text) for name, text in texts.items() if name.endswith(".py"))
@@ -168,7 +178,7 @@ def _as_given(change: Change, texts: Mapping[str, str], given: set[str]) -> Chan
 
 
 def _as_key(change: Change) -> Change:
-    """An option as the key of a file, with flags as JSON and YAML have them."""
+    """The change of an option as that of a key, with flags as JSON and YAML write them."""
     old, new = (
         text.lower() if text in ("True", "False") else text for text in (change.old, change.new)
     )
@@ -176,8 +186,8 @@ def _as_key(change: Change) -> Change:
 
 
 def line_of_knob(found: Review, knob: str, usual: Any) -> str:
-    """Where the launch asks for a knob, as file:number: the line that would change if the knob had
-    its usual value; empty where none is found."""
+    """Where the launch sets a knob, as file:number: the line that would change if the knob had the
+    value `usual`; empty if none is found."""
     if found.study is None or found.config is None:
         return ""
     lines, _ = changed_lines(
@@ -189,7 +199,7 @@ def line_of_knob(found: Review, knob: str, usual: Any) -> str:
 def baseline_line(
     name: str, text: str, after: ParallelConfig
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
-    """As `changed_lines`, of a spec: its baseline is the launch."""
+    """As `changed_lines`, for a spec: its baseline changes."""
     for at, line in enumerate(text.splitlines(), start=1):
         if found := re.match(r"baseline:\s*[^\s#{]\S*", line):
             changed = f"baseline: {after}{line[found.end() :]}"
@@ -198,7 +208,7 @@ def baseline_line(
 
 
 def edited(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> dict[str, str]:
-    """The files that change, with their new texts."""
+    """The changed files with their new texts."""
     found = {}
     for name in dict.fromkeys(line.file for line in lines):
         kept = texts[name].splitlines(keepends=True)
@@ -211,7 +221,7 @@ def edited(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> dict[str, s
 
 
 def patch(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> str:
-    """A unified diff, as `patch -p1` reads it."""
+    """A unified diff for `patch -p1`."""
     parts = []
     for name, text in edited(texts, lines).items():
         old, new = texts[name].splitlines(keepends=True), text.splitlines(keepends=True)
@@ -221,28 +231,29 @@ def patch(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> str:
 
 
 def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Iterator[Change]:
+    """The changes between the launches of two configs; none if one of them cannot be written."""
     launches = _launched(study, before), _launched(study, after)
     if launches[0] is None or launches[1] is None:
         return
-    own = study.trainer_options.get("env") or {}  # variables that tell the program its config
+    env = study.trainer_options.get("env") or {}  # variables that tell the program its config
 
-    def said(launch: Launch) -> dict[tuple[str, str], str]:
-        variables = {("", name): text for name, text in launch.env.items() if name in own}
-        return {**{(file, name): value for file, name, value in _told(launch)}, **variables}
+    def values_of(launch: Launch) -> dict[tuple[str, str], str]:
+        variables = {("", name): text for name, text in launch.env.items() if name in env}
+        return {**{(file, name): value for file, name, value in _settings_of(launch)}, **variables}
 
-    old, new = said(launches[0]), said(launches[1])
+    old, new = values_of(launches[0]), values_of(launches[1])
     for at in dict.fromkeys([*old, *new]):
         if old.get(at) != new.get(at):
             yield Change(at[1], old.get(at), new.get(at), file=at[0])
 
 
-def _batch_unsaid(
+def _implicit_batch(
     texts: Mapping[str, str], study: Study, after: ParallelConfig
 ) -> Iterator[Change]:
-    """The batch of a step where the launch tells it and the texts do not: there it follows from
+    """The batch per step, if the launch sets it and the texts do not. There it follows from
     micro-batch and ranks, which change."""
     launch = _launched(study, after)
-    for file, name, value in _told(launch) if launch else ():
+    for file, name, value in _settings_of(launch) if launch else ():
         key = name.lstrip("-").rpartition(".")[2]
         is_batch = re.fullmatch(r"global[-_]batch[-_]size|train_batch_size", key) is not None
         if (
@@ -254,8 +265,8 @@ def _batch_unsaid(
 
 
 def _launched(study: Study, config: ParallelConfig) -> Launch | None:
-    """The launch of the config; None where it cannot be written. Options that a launch needs and a
-    review does not, as a tokenizer's path, are stand-ins."""
+    """The launch of a config; None if it cannot be written. Options that a launch requires but a
+    review does not, such as a tokenizer's path, get a placeholder."""
     subject, options = trainer(study.trainer), dict(study.trainer_options)
     for _ in range(STAND_INS):
         try:
@@ -270,8 +281,8 @@ def _launched(study: Study, config: ParallelConfig) -> Launch | None:
     return None
 
 
-def _told(launch: Launch) -> Iterator[tuple[str, str, str]]:
-    """(file, name, value) of all that the launch says: options of its command, whose file is empty,
+def _settings_of(launch: Launch) -> Iterator[tuple[str, str, str]]:
+    """(file, name, value) of all that the launch sets: options of its command, with an empty file,
     and keys of its files."""
     for argument in arguments_of(launch.argv):
         settings = [word for word in argument.values if re.match(r"\+*[A-Za-z_][\w.]*=", word)]
@@ -286,8 +297,8 @@ def _told(launch: Launch) -> Iterator[tuple[str, str, str]]:
 
 
 def keys_of(file: str, text: str) -> dict[str, str]:
-    """The values of a file of settings as they are written, by their path: of YAML, JSON, TOML, and
-    of the nested calls of a Python configuration. Empty where it cannot be read."""
+    """The values of a settings file as written, by path: of YAML, JSON, TOML, and of nested calls
+    in a Python configuration. Empty if it cannot be parsed."""
     if file.endswith(".py"):
         try:
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return)]
@@ -306,7 +317,7 @@ def keys_of(file: str, text: str) -> dict[str, str]:
 
 
 def _arguments(node: ast.AST | None, before: str) -> Iterator[tuple[str, str]]:
-    """(path, text) of the keyword arguments of a call, and of calls among them."""
+    """(path, text) of a call's keyword arguments, also of nested calls."""
     for keyword in node.keywords if isinstance(node, ast.Call) else ():
         path = f"{before}{keyword.arg}"
         if isinstance(keyword.value, ast.Call) and keyword.value.keywords:
@@ -318,20 +329,21 @@ def _arguments(node: ast.AST | None, before: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_written(value: Any) -> str:
-    """A value as YAML and JSON have it; a text without its quotes."""
+    """A value as YAML and JSON write it; a text without its quotes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | None:
-    """Makes the change in these lines, and says where; None where its place is not found."""
+    """Makes the change in these lines, and returns (file, line index); None if no place is
+    found."""
     key = change.name.lstrip("-").rpartition(".")[2]
     spelled = "[-_]".join(re.escape(part) for part in re.split(r"[-_]", key))
     if change.name.startswith("-"):
-        at = _of_option(lines, spelled, change, has_flags=not file.endswith(".py"))
+        at = _change_option(lines, spelled, change, has_flags=not file.endswith(".py"))
         if at is None and file.endswith(DOCUMENTS):
-            at = _of_key(lines, file, spelled, change)
+            at = _change_key(lines, file, spelled, change)
         if at is None and file.endswith(".py"):
-            at = _of_default(lines, spelled, change)
+            at = _change_default(lines, spelled, change)
         if (
             at is None
             and change.old in (None, "")
@@ -340,14 +352,14 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
         ):
             at = _appended(lines, change)
     else:
-        at = _of_key(lines, file, spelled, change)
+        at = _change_key(lines, file, spelled, change)
         if at is None and change is CONNECTIONS:
-            at = _of_variable(lines, change.name, change)
+            at = _change_variable(lines, change.name, change)
     return None if at is None else (file, at)
 
 
 def _applied(lines: list[str], file: str, change: Change) -> list[tuple[str, int]]:
-    """Makes the change in these lines, in each pod of a manifest, and says where."""
+    """Makes the change in these lines, in each pod of a manifest, and returns the places."""
     places = [place] if (place := _apply(lines, file, change)) is not None else []
     while (
         places
@@ -359,14 +371,15 @@ def _applied(lines: list[str], file: str, change: Change) -> list[tuple[str, int
 
 
 def _is_manifest(file: str, lines: list[str]) -> bool:
+    """Whether the lines are those of a Kubernetes manifest."""
     return file.endswith((".yaml", ".yml")) and any(
         line.startswith("apiVersion:") for line in lines
     )
 
 
 def commands_in(text: str) -> list[range]:
-    """The lines of each command of a script that starts a program: a line that names a launcher,
-    with those that continue it."""
+    """Line ranges of a script's commands that start programs: a line that names a launcher, with
+    its continuation lines."""
     lines, found = text.splitlines(), list[range]()
     for at, line in enumerate(lines):
         if (found and at < found[-1].stop) or _is_comment(line) or not _STARTS.search(line):
@@ -376,7 +389,8 @@ def commands_in(text: str) -> list[range]:
 
 
 def other_commands(text: str, started: Started | None) -> list[range]:
-    """The commands of a script but the one that is reviewed, which has most of its words."""
+    """Line ranges of a script's commands other than the reviewed one, which is the one with most of
+    its words."""
     commands = commands_in(text)
     if started is None or len(commands) < 2:
         return []
@@ -390,7 +404,7 @@ def other_commands(text: str, started: Started | None) -> list[range]:
 
 
 def other_trainings(text: str, started: Started | None) -> list[int]:
-    """The lines of a script, from 1, where it starts further trainings."""
+    """Line numbers, from 1, at which a script starts further trainings."""
     lines, found = text.splitlines(), list[int]()
     for each in other_commands(text, started):
         other = started_by("\n".join(lines[at] for at in each))
@@ -404,8 +418,8 @@ def other_trainings(text: str, started: Started | None) -> list[int]:
 
 
 def _without_others(text: str, started: Started | None) -> list[str]:
-    """The lines of a text, those of commands that are not reviewed empty: nothing in them
-    changes."""
+    """The lines of a text; those of commands that are not reviewed are empty, so that they do not
+    change."""
     lines = text.splitlines()
     for each in other_commands(text, started):
         lines[each.start : each.stop] = [""] * len(each)
@@ -413,8 +427,8 @@ def _without_others(text: str, started: Started | None) -> list[str]:
 
 
 def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, int]]:
-    """Gives a command an option that no text mentions, or a file a key, because its default held so
-    far."""
+    """Adds an option to a command, or a key to a file, that no text has because its default applied
+    so far. Returns the places."""
     if change.new is None:
         return []
     if not change.name.startswith("-"):
@@ -439,8 +453,8 @@ def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, in
 
 
 def _with_argument(lines: list[str], change: Change) -> list[int]:
-    """Gives each list `args` of a manifest one more word, and says in which lines. A list with the
-    script of a shell takes none."""
+    """Adds a word to each list `args` of a manifest, and returns the line indexes. A list with a
+    shell script is left unchanged."""
     word, rows = change.name if change.new == "" else f"{change.name}={change.new}", list[int]()
     for at, line in enumerate(lines):
         flow = re.match(r"\s*args:\s*\[.*\S(?=\s*\]\s*$)", line)
@@ -457,8 +471,11 @@ def _with_argument(lines: list[str], change: Change) -> list[int]:
     return rows
 
 
-def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> list[tuple[str, int]]:
-    """Gives a call a keyword argument that no text mentions, because its default held so far."""
+def _add_keyword_argument(
+    lines: Mapping[str, list[str]], change: Change, beside: str
+) -> list[tuple[str, int]]:
+    """Adds a keyword argument to a call that no text has because its default applied so far.
+    Returns the place."""
     key = change.name.lstrip("-").rpartition(".")[2].replace("-", "_")
     if change.new is None or any(
         re.search(rf"\b{key}\b", line) for text in lines.values() for line in text
@@ -475,16 +492,20 @@ def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> lis
     return []
 
 
-def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:
-    """Whether the texts leave the value to the program, by -1 or `auto`."""
+def _is_automatic(lines: Mapping[str, list[str]], change: Change) -> bool:
+    """Whether the texts leave the value to the program, with -1 or `auto`."""
     key = re.escape(change.name.lstrip("-").rpartition(".")[2])
     left = re.compile(rf"""\b{key}["']?\s*[:= ]\s*["']?(-1|auto)\b""")
     return any(left.search(line) for text in lines.values() for line in text)
 
 
-def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: bool) -> int | None:
-    """`has_flags`: whether a bare option is one that is on, and not one that is declared."""
-    if change.new is None:  # an option that goes, with its values
+def _change_option(
+    lines: list[str], spelled: str, change: Change, *, has_flags: bool
+) -> int | None:
+    """Changes the value of an option in these lines, or removes the option, and returns the line
+    index; None if it is not found. `has_flags`: whether a bare option is a flag that is on, and not
+    a declaration."""
+    if change.new is None:  # remove the option with its values
         count = len(change.old.split()) if change.old else 0
         pattern = re.compile(
             rf"""(?:^|\s|(?<==["'(]))--?{spelled}"""
@@ -495,7 +516,7 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
             if not _is_comment(line) and pattern.search(line):
                 left = pattern.sub("", line, count=1)
                 lines[at] = left
-                if not left.strip(" \\\t"):  # a line of its own goes whole
+                if not left.strip(" \\\t"):  # nothing else is on the line
                     lines[at] = GONE
                     if not left.rstrip().endswith("\\"):
                         _end_before(lines, at)
@@ -511,12 +532,12 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
     for at, line in enumerate(lines):
         if _is_comment(line):
             continue
-        if listed.match(line) and at + 1 < len(lines):  # a list of words, one to a line
+        if listed.match(line) and at + 1 < len(lines):  # a list with one word per line
             value = re.match(r"""(\s*-\s*["']?)([^\s"']+)""", lines[at + 1])
             if value and value[2] == change.old:
                 lines[at + 1] = _put(lines[at + 1], value.span(2), change.new)
                 return at + 1
-        # on, without a word that says so
+        # a flag that is on without a value
         if has_flags and _same(change.old, "true") and (flag := bare.search(line)):
             lines[at] = f"{line[: flag.end()]}={change.new}{line[flag.end() :]}"
             return at
@@ -526,18 +547,20 @@ def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: boo
                 lines[at] = _put(line, found.span(3), change.new)
                 return at
             if name := re.fullmatch(r"\$\{?([A-Za-z_]\w*)(?::?-[^}]*)?\}?", value_text):
-                return _of_variable(lines, name[1], change)
+                return _change_variable(lines, name[1], change)
     return None
 
 
 def _end_before(lines: list[str], at: int) -> None:
-    """Ends a command before the line that was its last one and goes."""
+    """Ends a command before its removed last line."""
     kept = next((n for n in range(at - 1, -1, -1) if lines[n] != GONE), -1)
     if kept >= 0 and lines[kept].rstrip().endswith("\\"):
         lines[kept] = lines[kept].rstrip()[:-1].rstrip()
 
 
-def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
+def _change_variable(lines: list[str], name: str, change: Change) -> int | None:
+    """Changes the assignment of a variable in these lines, and returns the line index; None if it
+    is not found."""
     assert change.old is not None
     assert change.new is not None
     assignment = re.compile(
@@ -560,9 +583,9 @@ def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
     return None
 
 
-def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
-    """A default in Python: of the option that declares it, of a field, of a constant, or of a
-    keyword argument."""
+def _change_default(lines: list[str], spelled: str, change: Change) -> int | None:
+    """Changes a default in Python: of a declared option, a field, a constant, or a keyword
+    argument. Returns the line index; None if it is not found."""
     if not change.old or not change.new:
         return None
     declares = re.compile(rf"""["']--?(?:[\w.]+\.)?{spelled}["']""")
@@ -585,9 +608,10 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
     return None
 
 
-def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | None:
-    """The line with the key. In a file that has the very path, only the line that changes that
-    value and no other one."""
+def _change_key(lines: list[str], file: str, spelled: str, change: Change) -> int | None:
+    """Changes the value of a key, or removes it, and returns the line index; None if it is not
+    found. If the file has a key with exactly this path, only the line that changes that value
+    alone."""
     if change.old is None:
         return None
     key = re.compile(
@@ -601,7 +625,7 @@ def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | 
         for found in chain(key.finditer(line), call.finditer(line)):
             if not _same(found["value"], change.old):
                 continue
-            if change.new is None:  # a key that goes, where its line has nothing else
+            if change.new is None:  # remove the key if nothing else is on the line
                 if line.strip().rstrip(",") != found[0].strip():
                     continue
                 lines[at] = GONE
@@ -616,8 +640,8 @@ def _of_key(lines: list[str], file: str, spelled: str, change: Change) -> int | 
 
 
 def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Change) -> bool:
-    """Whether the value of the change's key, and no other, is another one now. A text that cannot
-    be read any more has no values."""
+    """Whether the value of the change's key differs now, and no other. A text that can no longer be
+    parsed has no values."""
     differ = {path for path in (*held, *now) if held.get(path) != now.get(path)}
     key = change.name.lstrip("-").rpartition(".")[2]
     if change.name in held:  # one line changes several values where YAML's anchors repeat it
@@ -626,8 +650,9 @@ def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Chan
 
 
 def _appended(lines: list[str], change: Change) -> int | None:
-    """The option behind the last word of the command that has the most options; of a command that
-    a shell is given as text (`srun bash -c '...'`), inside its quotes."""
+    """Appends the option to the last command that starts a program, and returns the line index;
+    None without such a command. If a shell gets the command as text (`srun bash -c '...'`), inside
+    its quotes."""
     begins = [at for at, line in enumerate(lines) if not _is_comment(line) and _STARTS.search(line)]
     if not begins:
         return None
@@ -646,7 +671,7 @@ def _appended(lines: list[str], change: Change) -> int | None:
 
 
 def _last_line(lines: list[str], at: int) -> int:
-    """The last line of the command that begins there."""
+    """Index of the last line of the command that begins at this index."""
     while lines[at].rstrip().endswith("\\") and at + 1 < len(lines):
         at += 1
     return at
@@ -656,14 +681,17 @@ _WORDS = re.compile(
     r"""(?:\s+(?!#)(?!\d?[<>])|"(?:\\.|[^"\\])*"|'[^']*'|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\\\S|\\\n(?!#|\d?[<>])|[^\s"'`\\;&|<>)])*""",
     re.DOTALL,
 )
-"""the words of a command, up to what ends it or redirects its output"""
+"""the words of a command, up to a separator or redirection"""
 _SCRIPT = re.compile(r"""\b(?:ba|da|z)?sh\s+-\w*c\s+(?:'([^']*)|"((?:\\.|[^"\\])*))""", re.DOTALL)
+"""a command that a shell gets as text"""
 _STARTS = re.compile(
     r"\b(?:torchrun|python[0-9.]*|accelerate\s+launch|deepspeed|srun|mpirun|torch\.distributed)\b"
 )
+"""words that start a training program"""
 
 
 def _same(text: str, value: str) -> bool:
+    """Whether a text means this value: equal without regard to case, or equal numbers."""
     if text.lower() == value.lower():
         return True
     try:
@@ -673,7 +701,7 @@ def _same(text: str, value: str) -> bool:
 
 
 def _put(line: str, span: tuple[int, int], text: str) -> str:
-    """The line with the text in place of what is there."""
+    """The line with the text in place of a span."""
     return line[: span[0]] + text + line[span[1] :]
 
 

@@ -1,4 +1,4 @@
-"""The step time of a launch that ran: as given, or by its log."""
+"""The step time of a launch that ran: as passed, or from its log."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def observed_step(
     measured_s: float | None,
     log: str | None,
 ) -> Observed | None:
-    """The step of a launch that ran, as given or by its log; None where nothing says how long it
-    took. Raises `SpecError` for a time that no step has."""
+    """The measured step time, as passed or from the log; None if there is none. Raises `SpecError`
+    for an impossible time."""
     measured_s, source = _measured(study, config, predicted, measured_s, log)
     if measured_s is None:
         return None
@@ -39,6 +39,7 @@ def _measured(
     measured_s: float | None,
     log: str | None,
 ) -> tuple[float | None, str]:
+    """(seconds per step or None, its source in words)."""
     if measured_s is not None and log is not None:
         raise SpecError(
             "--measured and --log both set the step time",
@@ -86,12 +87,12 @@ def _measured(
 
 
 _BAR_RATE = re.compile(r"\d+/\d+ \[[^\]]*?([\d.]+)(s/it|it/s)")
-"""of a bar of tqdm, as transformers' Trainer draws one of its optimizer steps"""
+"""the rate in a progress bar of tqdm; transformers' Trainer shows one for its optimizer steps"""
 
 
 def _trained_s(log: str) -> tuple[float, int] | None:
-    """(seconds of a step's phases that the trainer runs, steps that say so) by a log that prints
-    them; None where it does not."""
+    """(seconds per step in the phases that the trainer runs, number of steps with these phases)
+    from a log that prints them; None if it does not."""
     phases = read_phases(log.splitlines())
     updates = phases.values("update")
     if len(updates) < 2 or not phases.values("log_prob"):
@@ -100,8 +101,7 @@ def _trained_s(log: str) -> tuple[float, int] | None:
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
-    """Raises `SpecError` for a step that is shorter than its matmuls take at the peak of the
-    GPUs."""
+    """Raises `SpecError` if the step is shorter than its matmuls take at the GPUs' peak."""
     mfu = float(predicted.mfu) * float(predicted.step_time_s) / measured_s
     if mfu > 1.0:
         share = f"{mfu:.0%} of" if mfu < 100 else f"{mfu:.3g} times"

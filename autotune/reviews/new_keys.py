@@ -1,11 +1,11 @@
-"""A key that a file of settings lacks, written in its section: TOML, YAML and JSON. The file is
-read again, so that nothing is written where it means something else.
+"""Adds a missing key to a settings file, in its section: TOML, YAML and JSON. The result is parsed
+to check that the key has the intended meaning.
 
-[compile]            enable = true          at the end of a file that has no such section, behind the header of one that has it
+[compile]            enable = true          at the end of a file without the section, or after the section's header
 optimizer:           zero_stage: 1          with the indentation of the section
-{                    "key": 1,              behind the line that opens the section
+{                    "key": 1,              after the line that opens the section
 
-JSON as `json.dumps` indents it is written anew, so that sections and commas come out right.
+JSON that is formatted as by `json.dumps` is rewritten, so that sections and commas are correct.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from autotune.trainers.present_configuration import (
 )
 
 GONE = "\\"
-"""what a line becomes that goes: to a shell it is nothing, and the command goes on"""
+"""replaces a removed line: to a shell, a line with only a backslash continues the command"""
 
 
 def text_of(lines: list[str]) -> str:
-    """The text of the lines that stay."""
+    """The text of the lines that are not removed."""
     return "\n".join(line for line in lines if line != GONE)
 
 
 def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
-    """Gives a JSON file these values, by their paths; None: the key goes, and its section if
-    nothing else is in it. False, and nothing changes, if the file is not as `json.dumps` indents
-    it, or has keys with dots, or cannot hold all of them."""
+    """Sets values in a JSON file by path; None removes the key, and its section if that becomes
+    empty. Returns False without a change if the file is not formatted as by `json.dumps`, has keys
+    with dots, or cannot contain all values."""
     text = text_of(lines)
     try:
         document = json.loads(text)
@@ -49,17 +49,17 @@ def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
     indent = next((n for n in (2, 4, 1, 8) if json.dumps(document, indent=n) == text), None)
     if indent is None or not isinstance(document, dict):
         return False
-    held = dict(flat(document))
-    if any(at_path(document, path) != value for path, value in held.items()):
-        return False  # a dot belongs to a key
-    told = {
-        path: value if isinstance(held.get(path), str) else _typed(value)
+    old_values = dict(flat(document))
+    if any(at_path(document, path) != value for path, value in old_values.items()):
+        return False  # a key contains a dot
+    new_values = {
+        path: value if isinstance(old_values.get(path), str) else _typed(value)
         for path, value in values.items()
         if value is not None
     }
     kept = without(document, lambda path, _: path in values and values[path] is None)
-    changed = merged(kept, nested(told))
-    if any(at_path(changed, path) != value for path, value in told.items()):
+    changed = merged(kept, nested(new_values))
+    if any(at_path(changed, path) != value for path, value in new_values.items()):
         return False
     written = json.dumps(changed, indent=indent).splitlines()
     matcher = difflib.SequenceMatcher(a=list(lines), b=written, autojunk=False)
@@ -67,7 +67,7 @@ def with_values(lines: list[str], values: Mapping[str, str | None]) -> bool:
         if lines[begin:end] == written[first:last]:
             continue
         new = "\n".join(written[first:last])
-        if begin == end:  # behind the line before it
+        if begin == end:  # inserted after the line before
             lines[begin - 1] += f"\n{new}"
         else:
             lines[begin:end] = [new if last > first else GONE, *[GONE] * (end - begin - 1)]
@@ -82,8 +82,8 @@ def _typed(value: str) -> Any:
 
 
 def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tuple[str, int]]:
-    """Gives a file of settings a key that it lacks, and says behind which line, which then holds
-    both; nowhere where no file can take it."""
+    """Adds a missing key to a settings file, and returns [(file, line index)] of the line after
+    which it was added, which then contains both; empty if no file can take it."""
     files = [name for name in lines if name.endswith(DOCUMENTS)]
     for name in files:
         before = list(lines[name])
@@ -108,6 +108,7 @@ def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tupl
 
 
 def _has_key(name: str, lines: list[str], path: str) -> bool:
+    """Whether the file can be parsed and has the key."""
     try:
         return path in dict(flat(parse_document(name, text_of(lines))))
     except AutotuneError:
@@ -117,7 +118,7 @@ def _has_key(name: str, lines: list[str], path: str) -> bool:
 def _add_to_toml(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:
     *inner, key = rest
     text = f"{key} = {_written_value(value)}"
-    if inner:  # a section of its own, at the end
+    if inner:  # a new section at the end
         at = max((n for n, line in enumerate(lines) if line.strip()), default=0)
         lines[at] += f"\n\n[{'.'.join((*sections, *inner))}]\n{text}"
         return at
@@ -145,13 +146,13 @@ def _add_to_yaml(lines: list[str], sections: list[str], rest: list[str], value: 
         found = next(((n, match.end()) for n, match in places if match), None)
         if found is None:
             return None
-        at, end = found  # a line that holds new keys has several of the text
+        at, end = found  # an element with keys added before contains several lines of the text
         behind = [*lines[at][end:].split("\n"), *lines[at + 1 :]]
         following = next((line for line in behind if line.strip() and line.lstrip()[0] != "#"), "")
         if not following:
             return None
         indent = following[: len(following) - len(following.lstrip())]
-    if at < 0:  # behind the last line of the file
+    if at < 0:  # after the last line of the file
         at = max((n for n, line in enumerate(lines) if line.strip()), default=0)
         end = len(lines[at])
     rows = [f"{indent}{'  ' * depth}{section}:" for depth, section in enumerate(inner)]

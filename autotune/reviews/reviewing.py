@@ -1,4 +1,4 @@
-"""The review of one launch, from its text to the answer."""
+"""Reviews one launch, from its text to the answer."""
 
 from __future__ import annotations
 
@@ -51,19 +51,20 @@ LOWER_MEMORY = (
     "--optimizer-cpu-offload", "--fp8-recipe blockwise", "paged_adamw", "galore",
     "use_badam: true", "use_apollo: true", "fsdp_offload_params: true",
 )  # fmt: skip
-"""options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the
+"""options of Megatron-LM, LLaMA-Factory and axolotl, and optimizers of transformers, that lower the
 peak memory and are not in the cost model"""
 _STARTS_MORE = {
     "hf_trainer": "one visible GPU. With several GPUs, transformers' Trainer in one process copies the model to each GPU in every step (DataParallel), "
     "which is slow and multiplies the batch; start one process per GPU instead with torchrun --nproc_per_node=8 ...",
     "lightning": "one visible GPU. Lightning's Trainer starts a rank on each GPU unless `devices` sets fewer; to review a launch on several GPUs, start the program with torchrun",
 }
-"""what one process of a training loop does with several GPUs"""
+"""by training loop: what a single process does with several GPUs"""
 _NEEDS_ROOM = "try this edit first, because the launch needs more memory than predicted"
+"""remark on edits that need more memory than a launch whose memory is a lower bound"""
 _ASSUMED = ("taken as", "assumed", "if it does not")
-"""parts of comments that say what is taken for granted"""
+"""parts of comments that state an assumption"""
 _UNSURE = (NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, ASSUMED_TARGETS, UNREAD)
-"""how notes begin that say it"""
+"""beginnings of notes that state an assumption"""
 
 
 def review(
@@ -83,11 +84,11 @@ def review(
 ) -> Review:
     """The review of a file, of a text of several lines, or of the words of a command.
 
-    `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and
-    `config` say what the launch does not. `measured_s`: measured seconds per step; `log`: its log,
-    from which they are read. `here`: the cluster of a launch that is about to start on this
-    machine, by what it starts and its (nodes, ranks of a node). Raises `SpecError` for what is no
-    launch.
+    `model`, `cluster`, `seq_len`, `batch` (sequences per optimizer step), `precision` and `config`
+    set what the launch does not. `measured_s`: measured seconds per step; `log`: the log of the
+    launch, from which they are read. `here`: a function that returns the cluster of a launch that
+    is about to start on this machine, from the program it starts and its (nodes, ranks per node).
+    Raises `SpecError` if the target is no launch.
     """
     said = {
         "model": model,
@@ -110,8 +111,8 @@ def review(
 
 
 def _read(target: str | Path | Sequence[str], model: str | None, cluster: str | None) -> Target:
-    """The launch. Raises `SpecError` for what is no launch, and for one that breaks a rule, with
-    the lines that do."""
+    """The launch. Raises `SpecError` if the target is no launch, or violates a rule; then with the
+    lines that do."""
     try:
         return read_target(target, model=model, cluster=cluster)
     except SpecError as error:
@@ -132,7 +133,7 @@ def review_texts(
     log: str | None = None,
     **said: Any,
 ) -> Review:
-    """The review of texts that came from elsewhere; see `review`. No file of this machine is
+    """The review of texts that the user sent; arguments as for `review`. No file of this machine is
     read."""
     if (model := said.get("model")) and is_model_file(model):
         raise SpecError(
@@ -197,8 +198,8 @@ def _review(
         understood=whole(study, config),
         assumed=(
             *assumed,
-            *_of_ranks(found, study, config, other_ranks),
-            *_of_a_plain_start(found, study, config),
+            *_rank_sentences(found, study, config, other_ranks),
+            *_plain_start_sentences(found, study, config),
             *workload.assumptions,
         ),
         study=study,
@@ -218,7 +219,7 @@ def _review(
 def _with_edits(
     reviewed: Review, found: Target, study: Study, config: ParallelConfig, constants: Calibration
 ) -> Review:
-    """The review with what to change, as lines of the files."""
+    """The review with the proposed edits, as lines of the files."""
     if (space := space_around(study, config)) is None:
         return reviewed
     measured_s = reviewed.observed.step_time_s if reviewed.observed else None
@@ -244,35 +245,35 @@ def _with_edits(
 
 
 def _code(found: Target) -> str:
-    """The launch without its comments."""
+    """The first text without its comments."""
     return "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
 
 
 def _assumed(found: Target, document: Mapping[str, Any], lowering: Sequence[str]) -> Iterator[str]:
-    """What is taken for granted of a launch, in words. `lowering`: its options that lower the peak
+    """Sentences on what is assumed about a launch. `lowering`: its options that lower the peak
     memory and are not in the cost model."""
     yield from (each for each in remarks_of(found) if ONLY_THE_SHELL not in each)
     yield from dict.fromkeys(filter(_is_assumed, found.comments))
     yield from (note for note in found.notes if note.startswith(_UNSURE))
-    shape = document.get("model")
-    if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
-        yield f"vocabulary size {shape['vocab_size']}; set the model with --model if this size is wrong"
-    if others := other_trainings(next(iter(found.texts.values()), ""), found.started):
-        of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+    model = document.get("model")
+    if isinstance(model, dict) and any(VOCABULARY in comment for comment in found.comments):
+        yield f"vocabulary size {model['vocab_size']}; set the model with --model if this size is wrong"
+    if unreviewed := other_trainings(next(iter(found.texts.values()), ""), found.started):
+        of_others = f"line{'s' if len(unreviewed) > 1 else ''} {', '.join(map(str, unreviewed))}"
         yield f"only one training of {found.name} is reviewed, not {of_others}; to review another training, run autotune review -- COMMAND"
     if lowering:
         yield f"the cost model ignores the memory saved by {', '.join(lowering)}, so the launch may need less memory and more time"
 
 
 def _may_need_less(note: str) -> bool:
-    """Whether a note says that the launch may need less memory than is predicted."""
+    """Whether a note means that the launch may need less memory than predicted."""
     if note.startswith(NOT_COUNTED):
         return ALL_TRAINED in note or NEEDS_LESS in note
     return note.startswith(UNREAD) and note.endswith(MAY_SHARD)
 
 
 def _needs_more(note: str) -> bool:
-    """Whether a note says that the launch needs more memory than is predicted."""
+    """Whether a note means that the launch needs more memory than predicted."""
     return note.startswith(NOT_PREDICTED) or NEEDS_MORE in note
 
 
@@ -289,10 +290,10 @@ def _study(
     return parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
 
 
-def _of_ranks(
+def _rank_sentences(
     found: Target, study: Study, config: ParallelConfig, other_ranks: Sequence[str]
 ) -> Iterator[str]:
-    """What there is to say of the ranks that are reviewed, and of the GPUs beside them."""
+    """Sentences on the number of ranks that is reviewed, and on unused GPUs."""
     yield from (
         f"{words}; the review is for {number_of(config.world_size, 'rank')}"
         for words in other_ranks
@@ -307,8 +308,8 @@ def _of_ranks(
         yield _STARTS_MORE[loop]
 
 
-def _of_a_plain_start(found: Target, study: Study, config: ParallelConfig) -> Iterator[str]:
-    """How a script is started of which only its text is given."""
+def _plain_start_sentences(found: Target, study: Study, config: ParallelConfig) -> Iterator[str]:
+    """A sentence on how a Python script without a launch is assumed to start."""
     is_script = found.name.endswith(".py") and study.workload.trainer == "command"
     if is_script and config.dp > 1 and config.zero_stage == 0:
         yield f"each rank holds the whole model, as with DDP, because {found.name} does not shard by itself; to review a launch that shards it, run autotune review -- COMMAND"
@@ -317,8 +318,7 @@ def _of_a_plain_start(found: Target, study: Study, config: ParallelConfig) -> It
 def _other_ranks(
     found: Target, document: Mapping[str, Any], said: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What there is to say where the launch starts another number of ranks than the named cluster
-    has."""
+    """A sentence, if the launch starts another number of ranks than the named cluster has."""
     cluster = named_cluster(str(document.get("cluster"))) if said.get("cluster") else None
     if cluster is None or found.asked is None or math.prod(found.asked) == cluster.num_gpus:
         return ()
@@ -329,7 +329,7 @@ def _other_ranks(
 
 
 def _spec(found: Target, said: Mapping[str, Any]) -> str:
-    """The text of a spec with what was said in its place."""
+    """The text of a spec with the user's values filled in."""
     if found.draft is None:
         return found.texts.get(found.name, "")
     given = {
@@ -341,7 +341,7 @@ def _spec(found: Target, said: Mapping[str, Any]) -> str:
 
 
 def _config(study: Study, asked: str | None) -> ParallelConfig:
-    """The config of the launch as it is."""
+    """The current config of the launch."""
     if asked:
         return complete(study.workload, asked, study.space.own_knobs)
     if study.baseline is not None:
@@ -350,6 +350,7 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
 
 
 def _located(found: Target, study: Study, config: ParallelConfig, edit: Edit) -> Edit:
+    """The edit with the lines of the files that change."""
     after = config.with_values({name: new for name, (_, new) in edit.changes.items()})
     lines, unplaced = _lines(found, study, config, after)
     return replace(edit, lines=lines, unplaced=unplaced)
@@ -358,7 +359,7 @@ def _located(found: Target, study: Study, config: ParallelConfig, edit: Edit) ->
 def _lines(
     found: Target, study: Study, before: ParallelConfig, after: ParallelConfig
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
-    """(the lines that change, what else must be set). In a spec that is its baseline."""
+    """(the lines that change, settings without a line). In a spec, its baseline changes."""
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
     beside, held = (found.draft.beside, found.draft.held) if found.draft else ("", frozenset[str]())
@@ -368,6 +369,7 @@ def _lines(
 
 
 def _metrics(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The log patterns of the spec's trainer."""
     entry = document.get("trainer")
     return dict(entry.get("metrics") or {}) if isinstance(entry, Mapping) else {}
 

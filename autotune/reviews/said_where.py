@@ -1,8 +1,7 @@
-"""Which lines of a launch give the values that a rule refuses: `tp=3 must divide ...` is said of
-the line that has `--tensor-model-parallel-size 3`.
+"""Finds the lines of a launch that set the values in an error message: `tp=3 must divide ...`
+refers to the line with `--tensor-model-parallel-size 3`.
 
-A value is looked for behind a name that stands for the knob, as an option, a key, or a variable of
-a shell (`TP=3`). A value of 1 is looked for, too: few lines have one.
+A value is looked for after a name of the knob, as an option, a key, or a shell variable (`TP=3`).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _SET = re.compile(
     r"""(?:^|[\s"'{,(])(?:export\s+|--?)?([A-Za-z][\w.-]*)["']?(?:\s*[:=]\s*|\s+)["']?(?:\$\{\w+:?-)?(\d+)\b"""
 )
 MOST = 4
-"""lines that are named"""
+"""maximum number of lines that are named"""
 
 
 def with_lines(error: SpecError, texts: Mapping[str, str]) -> SpecError:
-    """The error with the lines that give its values; the same where none is found."""
+    """The error with the lines that set its values; unchanged if none is found."""
     places = lines_of_values(error.message, texts)
     if not places:
         return error
@@ -37,8 +36,8 @@ def with_lines(error: SpecError, texts: Mapping[str, str]) -> SpecError:
 
 
 def lines_of_values(words: str, texts: Mapping[str, str]) -> str:
-    """The lines that give the values of knobs in a message, as `train.sh:4: tp=3, train.sh:9:
-    pp=2`; empty where none is found."""
+    """The lines that set the values of knobs in a message, as `train.sh:4: tp=3, train.sh:9: pp=2`;
+    empty if none is found."""
     values = [(knob, int(value)) for knob, value in _VALUE.findall(words)]
     values += [
         (knob, int(found[1])) for knob, pattern in _IN_WORDS if (found := pattern.search(words))
@@ -52,6 +51,7 @@ def lines_of_values(words: str, texts: Mapping[str, str]) -> str:
 
 
 def _line_of(knob: str, value: int, texts: Mapping[str, str]) -> str:
+    """`file:number` of the first line that sets a knob to this value; empty if none does."""
     for name, text in texts.items():
         if name.endswith(".py"):
             continue
@@ -62,7 +62,7 @@ def _line_of(knob: str, value: int, texts: Mapping[str, str]) -> str:
 
 
 def _values_of(line: str) -> Iterator[tuple[str, int]]:
-    """(knob, value) of each that a line sets."""
+    """(knob, value) of the knobs that a line sets."""
     for name, value in _SET.findall(line):
         target = target_of(name.rpartition(".")[2].replace("-", "_").lower())
         if target is not None:

@@ -1,15 +1,13 @@
-"""What is reviewed: a launch as people have it, read as `init` reads it.
+"""Reads the launch to review, in the same way as `init`.
 
 script, command   a shell or Slurm script, or the words of a command     program   a Python file
 configuration     of a trainer                                            manifest  of Kubernetes     spec   of a study
 
-A context in which no file outside of one folder is read, whatever path a text names and however it
-is quoted.
-
-Python reports each opening of a file before it happens (PEP 578). Within the context, one outside
-of the folder is refused as if its owner had forbidden it; the files of Python and its packages,
-which are imported when they are needed, stay readable. What lies elsewhere on `sys.path` must be
-imported before.
+Also provides a context in which no file outside of one folder can be read, whatever path a text
+names and however it is quoted. Python reports each opening of a file before it happens (PEP 578).
+Within the context, opening a file outside of the folder raises `PermissionError`. Files of Python
+and of installed packages stay readable, because they are imported when needed. Anything elsewhere
+on `sys.path` must be imported before.
 """
 
 from __future__ import annotations
@@ -54,15 +52,14 @@ from autotune.trainers.present_configuration import DOCUMENTS
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
 _OURS = (Path(__file__).parents[1], search_spaces())
 _CODE = tuple(os.path.realpath(path) + os.sep for path in (*_OURS, sys.prefix, sys.base_prefix))
-"""where Python's own code lies, that of the packages of its environment, and ours with its search
-spaces"""
+"""folders of Python, of its environment's packages, and of autotune with its search spaces"""
 _installed = False
 
 
 @contextmanager
 def reading_only(folder: Path) -> Iterator[None]:
-    """Within it, files outside of the folder raise `PermissionError` when they are opened. It holds
-    for this thread."""
+    """Within the context, opening a file outside of the folder raises `PermissionError`, in this
+    thread."""
     global _installed
     if not _installed:
         _installed = True
@@ -75,6 +72,7 @@ def reading_only(folder: Path) -> Iterator[None]:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook that raises `PermissionError` for files outside of the context's folder."""
     folder = _FOLDER.get() if event == "open" else ""
     if not folder or not isinstance(arguments[0], str | bytes | os.PathLike):
         return
@@ -84,43 +82,44 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 COMMAND = "command"
-"""name of a command that no file holds"""
+"""name of a command that is not in a file"""
 _OF_SPEC = ("workload", "model")
+"""keys by which a spec is recognized"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A launch that was read."""
+    """A launch to review."""
 
     name: str
-    """of the file, or `command`"""
+    """name of the file, or `command`"""
     texts: Mapping[str, str]
-    """files whose lines people change, the launch first"""
+    """texts of the files that can be edited, the launch first"""
     document: dict[str, Any]
     """the spec"""
     base: Path | None
-    """folder of its paths; None: it may name none"""
+    """folder that its paths are relative to; None: it must not contain paths"""
     fill_in: tuple[str, ...] = ()
-    """keys of the spec whose values are only stand-ins"""
+    """keys of the spec whose values are only placeholders"""
     notes: tuple[str, ...] = ()
-    """what was read, and what was not, in words"""
+    """sentences about what was read and what was not"""
     comments: tuple[str, ...] = ()
-    """what is said of values of the spec: where they were found, what was taken for granted"""
+    """comments of the spec's values: where they were found, and what was assumed"""
     started: Started | None = None
-    """what the script starts"""
+    """the program that the script starts"""
     asked: tuple[int, int] | None = None
-    """(nodes, ranks of a node) of the launch; None where it does not say"""
+    """(nodes, ranks per node) that the launch requests; None if it does not say"""
     is_spec: bool = False
     """whether it is a study's spec"""
     draft: Draft | None = None
-    """the spec with its comments; None where it is one already"""
+    """the spec with its comments; None if the target is a spec already"""
 
 
 def read_target(
     target: str | Path | Sequence[str], *, model: str | None = None, cluster: str | None = None
 ) -> Target:
-    """The launch in a file, or in the words of a command. `cluster`: GPU-NODESxGPUS, or a GPU
-    alone, of which there are as many as the launch has ranks. Raises `SpecError` for what is no
+    """The launch in a file, or in the words of a command. `cluster`: GPU-NODESxGPUS, or only a GPU,
+    whose number is then that of the launch's ranks. Raises `SpecError` if the target is no
     launch."""
     if not isinstance(target, str | Path):
         words = shlex.join(target)
@@ -132,7 +131,7 @@ def read_target(
         return replace(found, texts={COMMAND: words, **found.texts, file.name: _text(file)})
     path = Path(target)
     if (folder := exported_folder(path)).is_dir():
-        of_model = "config.json"  # says which model it is, and takes no setting
+        of_model = "config.json"  # the model's shape, which has no settings to edit
         files = (n for n in read_present(folder).files if PurePosixPath(n).name != of_model)
         names = [SCRIPT, *files]
         texts = {name: _text(folder / name) for name in names if (folder / name).is_file()}
@@ -171,7 +170,7 @@ def read_target(
 
 @contextmanager
 def named_text(text: str) -> Iterator[Path]:
-    """A file with that text for as long as it is needed, with the name of what it is."""
+    """A temporary file with this text, with a name that matches its kind."""
     with TemporaryFolder("review") as folder:
         path = folder / name_for(text)
         path.write_text(text, encoding="utf-8")
@@ -179,8 +178,8 @@ def named_text(text: str) -> Iterator[Path]:
 
 
 def name_for(text: str) -> str:
-    """The name of a file with that text: `launch` with the ending of a script, a document or a
-    Python program."""
+    """A file name for a text: `launch` with the suffix of a script, a document or a Python
+    program."""
     ending = ".sh"
     if started_by(text) is None:
         endings = (
@@ -194,8 +193,9 @@ def name_for(text: str) -> str:
 
 @contextmanager
 def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
-    """A folder with texts that came from elsewhere, for as long as it is needed: the path of the
-    first of them. No other file is read meanwhile."""
+    """A temporary folder with texts that the user sent; yields the path of the first one. No other
+    file is readable within the context. Raises `SpecError` for names that are no plain file
+    names."""
     if not texts:
         raise SpecError("there is no text to review", field="files")
     with TemporaryFolder("review") as folder:
@@ -227,9 +227,9 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _confined(text: str) -> str:
-    """The text with no plain path that leaves its folder, so that nobody learns which files there
-    are: an absolute one begins with a folder that nobody has, and nothing leads upward. The first
-    line stays where it names the shell."""
+    """The text without plain paths that leave its folder, so that it does not reveal which files
+    exist: absolute paths get a prefix that does not exist, and `../` is replaced. A first line that
+    names the shell is kept."""
     first, newline, rest = text.partition("\n")
     if first.startswith("#!"):
         return first + newline + _confined(rest) if rest else text
@@ -245,7 +245,7 @@ def _of_command(
     cluster: str | None,
     asked: tuple[int, int] | None = None,
 ) -> Target:
-    """The launch of a script that no file holds, as if it lay in that folder."""
+    """The launch of a script that is not in a file, as if it were in the folder `base`."""
     path = base / f"{name.rpartition('.')[0] or name}.sh"
     started = started_through(text, path)
     if started is None:
@@ -257,7 +257,7 @@ def _of_command(
     ranks = asked or _ranks_asked(started, path)
     try:
         draft = text_draft(text, path, model=model, cluster=sized(cluster, ranks), folder=base)
-    except SpecError as error:  # it names the script that stands for the manifest or the command
+    except SpecError as error:  # the message names the temporary script of the manifest or command
         message = error.message.replace(path.name, name)
         raise SpecError(message, remedy=error.remedy, field=error.field) from None
     assert draft is not None  # it starts something
@@ -265,7 +265,7 @@ def _of_command(
 
 
 NODE = 8
-"""GPUs of a node where nobody says"""
+"""GPUs per node, assumed if nothing gives their number"""
 
 
 def _drafted(
@@ -290,13 +290,13 @@ def _drafted(
 
 
 def _ranks_asked(started: Started, script: Path) -> tuple[int, int] | None:
-    """(nodes, ranks of a node) that the launch asks for; None where it does not say."""
+    """(nodes, ranks per node) that the launch requests; None if it does not say."""
     nodes, per_node = ranks_asked(started, where_it_runs(script, started).cwd)
     return (nodes, per_node) if per_node else None
 
 
 def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:
-    """Files of settings that the program is given: the words that name them, and their texts."""
+    """(path, text) of the settings files that the command names."""
     cwd = where_it_runs(script, started).cwd
     for word in placed(started, script, cwd).words:
         path = word.partition("=")[2] if word.startswith("-") else word
@@ -310,9 +310,9 @@ def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:
 
 
 def _ranks_of(draft: Draft, started: Started | None) -> tuple[int, int] | None:
-    """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the
-    ranks to the cluster, or they are no whole nodes of `NODE`. Of a program that a launcher starts
-    on an unknown number of ranks, the baseline's are those of a usual node."""
+    """(nodes, GPUs per node) of a configuration, or by its baseline; None if the ranks depend on
+    the cluster, or do not fill whole nodes of `NODE` GPUs. None also for a program whose launcher
+    does not give the number of ranks, because its baseline assumes a usual node."""
     if draft.nodes is not None:
         return draft.nodes
     baseline = str(draft.document.get("baseline", ""))
@@ -342,15 +342,15 @@ def _read(
     program = started.file if started else ""
     more = {program: _text(base / program)} if program and (base / program).is_file() else {}
     more |= dict(_settings_of(started, base / name)) if started else {}
-    said = draft.as_options or draft
+    spec_draft = draft.as_options or draft
     return Target(
         name=name,
         texts={**texts, **more},
-        document=said.document,
+        document=spec_draft.document,
         base=base,
-        fill_in=said.fill_in,
-        notes=said.notes,
-        comments=tuple(_comments(said, draft.held)),
+        fill_in=spec_draft.fill_in,
+        notes=spec_draft.notes,
+        comments=tuple(_comments(spec_draft, draft.held)),
         started=started,
         asked=asked,
         draft=draft,
@@ -358,16 +358,16 @@ def _read(
 
 
 def sized(cluster: str | None, asked: tuple[int, int] | None) -> str | None:
-    """The cluster's name; that of a GPU alone with the nodes and ranks of the launch, and None
-    where these are not known. Raises `CatalogError`."""
+    """The name of the cluster. A name of only a GPU gets the nodes and ranks of the launch, or is
+    None if these are unknown. Raises `CatalogError`."""
     if cluster is None or cluster not in catalog.gpu_names():
         return cluster
     return f"{cluster}-{asked[0]}x{asked[1]}" if asked is not None else None
 
 
 def _comments(draft: Draft, held: frozenset[str]) -> Iterator[str]:
-    """What is said of each value, behind its key or the option that holds it. `held`: options that
-    are names in the program's text."""
+    """`key: comment` for each value of the spec with a comment, or `option: comment` for elements
+    of argv. `held`: options that are names in the program's code."""
     for entry in draft.entries:
         for part in (entry, *entry.parts):
             if part.comment:

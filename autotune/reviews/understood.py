@@ -1,4 +1,4 @@
-"""What a review has understood of a launch, in one line."""
+"""Describes in one line what a review has read of a launch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _LOOPS = {
     "nanotron": "nanotron",
     "torchtitan": "torchtitan",
 }
-"""training loops as people call them"""
+"""names of training loops for users"""
 
 
 def _batch_words(workload: Workload, config: ParallelConfig) -> str:
+    """The batch in words."""
     if workload.rl is None:
         return f"{config.global_batch_size} x {workload.seq_len}"
     return f"{workload.rl.prompts} x {workload.rl.responses} sequences of {workload.rl.tokens / workload.rl.sequences:,.0f}"
 
 
 def whole(study: Study, config: ParallelConfig) -> str:
+    """The launch of a complete spec in words."""
     workload = study.workload
     tokens = config.global_batch_size * workload.tokens_per_sequence
     lora = (
@@ -43,7 +45,7 @@ def whole(study: Study, config: ParallelConfig) -> str:
 
 
 def _trainer_words(study: Study) -> str:
-    """The trainer as people call it: their own script names the library whose training loop it
+    """The trainer in words; for the user's own script with the library whose training loop it
     runs."""
     if study.trainer != "command":
         return f"trainer {study.trainer}"
@@ -55,6 +57,7 @@ def _trainer_words(study: Study) -> str:
 
 
 def part(document: Mapping[str, Any], found: Target) -> str:
+    """The launch of an incomplete spec in words."""
     trainer_entry = document.get("trainer")
     kind = trainer_entry.get("kind", "") if isinstance(trainer_entry, Mapping) else trainer_entry
     if found.started:
@@ -63,8 +66,10 @@ def part(document: Mapping[str, Any], found: Target) -> str:
         started = "a Python program" if kind == "command" else f"a configuration for {kind}"
     ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
     known = str(document.get("baseline", ""))
-    if "space.precision" in found.fill_in:  # it stands there for nothing that was read
+    if "space.precision" in found.fill_in:  # a placeholder, not the launch's precision
         known = re.sub(r",?precision=\w+", "", known).removeprefix(",")
-    if found.started and found.asked is None and kind == "command":  # ranks of a usual node
+    if (
+        found.started and found.asked is None and kind == "command"
+    ):  # the number of ranks is assumed
         known = re.sub(r",?\bdp=\d+", "", known).removeprefix(",")
     return f"{started}{ranks}{'; ' if known else ''}{known}"

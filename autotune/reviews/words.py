@@ -1,7 +1,7 @@
-"""A review as lines of text: what was understood, the verdict, the edits, the warnings.
+"""A review as lines of text: the launch, the verdict, the edits, the warnings.
 
-On a terminal of `WIDTH` columns or more they are at most `MOST` rows. What is most valuable stays,
-and the last line counts the rest: first the verdict, then edits, warnings and assumptions in turn.
+On a terminal of at least `WIDTH` columns it has at most `MOST` rows. If there are more, the verdict
+is kept first, then edits, warnings and assumptions in turn, and the last line counts the rest.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from autotune.spec.texts.as_text import (
 )
 
 MOST = 25
-"""rows"""
+"""maximum number of rows"""
 WIDTH = 100
-"""most characters of a row"""
+"""maximum number of characters of a row"""
 _CONTEXT = 40
-"""characters of a long line that are shown before what changes"""
+"""characters of a long line that are shown before a change"""
 
 
 @dataclass(slots=True)
 class _Part:
-    """Items of one kind, the most valuable first, of which as many are shown as there is room
-    for."""
+    """Items of one kind, the most important first; as many are shown as there is room for."""
 
     noun: str
     items: Sequence[Sequence[str]]
-    """the rows of each"""
+    """rows of each item"""
     kept: int = 0
+    """number of items that are shown"""
 
     def rows(self) -> list[str]:
         return [row for item in self.items[: self.kept] for row in item]
@@ -54,8 +54,8 @@ class _Part:
 def lines_of(
     review: Review, *, tokens: float | None = None, most: int | None = MOST, width: int = WIDTH
 ) -> list[str]:
-    """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all;
-    `width`: characters of a row."""
+    """The lines of a review. `tokens`: of the whole training, for days and cost; `most`: maximum
+    number of rows, None for all; `width`: characters of a row."""
 
     def wrapped(lines: Iterable[str]) -> list[str]:
         return [row for line in lines for row in _rows(line, width)]
@@ -92,8 +92,8 @@ def lines_of(
 
 
 def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
-    """Says of each part how much is shown in that many rows, in turn one of each; a line that
-    counts the rest, where something is left out."""
+    """Sets how many items of each part are shown in `room` rows, one of each part in turn. Returns
+    a line that counts the rest; no line if everything is shown."""
     if room is None or sum(len(item) for part in parts for item in part.items) <= room:
         for part in parts:
             part.kept = len(part.items)
@@ -116,7 +116,7 @@ def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
 
 
 def short_lines(review: Review) -> list[str]:
-    """The same in five lines: what was understood, the verdict, the best edit, the first
+    """The review in at most five lines: the launch, the verdict, the best edit, the first
     warning."""
     found = [f"{review.target}: {review.understood}", *_verdict(review, None)]
     if review.missing:
@@ -153,7 +153,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
         (risk > high_risk, "does not fit"),
         (True, "at the memory limit"),
     )
-    word = notes_of(*words)[0]
+    verdict = notes_of(*words)[0]
     if review.is_lower_bound and risk <= high_risk:
         memory = f"at least {memory}"
     limit = format_bytes(gpu.memory_bytes)
@@ -164,7 +164,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
             if review.is_lower_bound
             else f"{most}{risk:.0%} risk of running out of memory"
         )
-        yield f"{word}: {memory} of {limit}, {at_risk}"
+        yield f"{verdict}: {memory} of {limit}, {at_risk}"
     else:
         excess = (
             "; the prediction is too high for this program"
@@ -188,12 +188,12 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     if review.earlier is not None:
         yield _earlier(review.earlier)
     if review.observed is not None:
-        much = against_prediction(review.observed.slower)
-        yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; the other predictions are scaled accordingly"
+        compared = against_prediction(review.observed.slower)
+        yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {compared}; the other predictions are scaled accordingly"
 
 
 def against_prediction(slower: float) -> str:
-    """A measured step time over the predicted one, in words."""
+    """Measured over predicted step time, in words."""
     if slower >= 1.005:
         return f"{slower:.2f} times the predicted time"
     return f"{1 / slower:.2f} times as fast as predicted" if slower <= 0.995 else "as predicted"
@@ -222,7 +222,7 @@ def _trial(edit: Edit) -> Iterator[str]:
 
 
 def _where(edit: Edit) -> Iterator[str]:
-    """The lines of the files that change, and what has no line."""
+    """The lines of the files that change, and settings without a line."""
     yield from map(_excerpt, edit.lines)
     if edit.unplaced:
         yield f"     and add {', '.join(edit.unplaced)}, for which the file has no line"
@@ -240,7 +240,7 @@ def _if_out_of_memory(review: Review) -> Iterator[str]:
 
 
 def _together(review: Review) -> Iterator[str]:
-    """What all edits do at once; why there is none, where there is none."""
+    """All edits together, or why there are none."""
     if review.estimate is None:
         return
     if review.together is None:
@@ -271,8 +271,8 @@ def _together(review: Review) -> Iterator[str]:
 
 
 def _highest(review: Review) -> Iterator[str]:
-    """The config with the highest prediction, with which `autotune plan` begins: its interval may
-    include losses, so it is none of the edits."""
+    """The config with the highest prediction, which is also the first one of `autotune plan`. Its
+    interval may include losses, so it is not among the edits."""
     if (best := review.best) is not None and review.config is not None:
         changes = config_changes(review.config, best.config)
         risk = f"{float(best.estimate.oom_probability):.0%} OOM risk"
@@ -300,7 +300,7 @@ def _gain_of(edit: Edit, review: Review) -> str:
 
 
 def gain_words(gain: Gain) -> str:
-    """`+36% (+13% to +71%)`, or `3.3x the speed (1.2x to 4.1x)`."""
+    """A gain with its interval: `+36% (+13% to +71%)`, or `3.3x the speed (1.2x to 4.1x)`."""
     ends = (
         f"{gain.low:.3g}x to {gain.high:.3g}x"
         if gain.gain >= 2
@@ -314,10 +314,10 @@ def _memory(change: float) -> str:
 
 
 def _excerpt(line: LineEdit) -> str:
-    """A line as it will be, or that it goes; of one that is longer than a row, what is around the
-    change, which is shown whole."""
+    """A changed or removed line of a file. If it is longer than a row, the part around the change,
+    which is shown completely."""
     place = f"     {line.file}:{line.line}: "
-    if line.after.startswith(f"{line.before}\n"):  # new lines behind it
+    if line.after.startswith(f"{line.before}\n"):  # new lines after it
         added = (
             each.strip() for each in line.after[len(line.before) :].splitlines() if each.strip()
         )
@@ -328,24 +328,35 @@ def _excerpt(line: LineEdit) -> str:
     elif len(place) + len(text) > WIDTH:
         begin, end = _changed(line.before.strip(), text)
         room = WIDTH - len(place) - len("... ...")
-        at = 0 if end <= room else max(0, begin - _CONTEXT)
-        words = at if at == 0 or text[at - 1] == " " else text.find(" ", at, begin) + 1
-        last = max(end, words + room)
-        text = ("... " if words else "") + text[words:last] + ("..." if last < len(text) else "")
+        begin_shown = 0 if end <= room else max(0, begin - _CONTEXT)
+        first_word = (
+            begin_shown
+            if begin_shown == 0 or text[begin_shown - 1] == " "
+            else text.find(" ", begin_shown, begin) + 1
+        )
+        last = max(end, first_word + room)
+        text = (
+            ("... " if first_word else "")
+            + text[first_word:last]
+            + ("..." if last < len(text) else "")
+        )
     return place + text
 
 
 def _changed(before: str, after: str) -> tuple[int, int]:
-    """Where the new text differs from the old one."""
-    same = next(
+    """(begin, end) of the part of the new text that differs from the old one."""
+    same_at_begin = next(
         (at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
         min(len(before), len(after)),
     )
-    behind = zip(reversed(before[same:]), reversed(after[same:]), strict=False)
-    alike = next(
-        (at for at, (a, b) in enumerate(behind) if a != b), min(len(before), len(after)) - same
+    reversed_pairs = zip(
+        reversed(before[same_at_begin:]), reversed(after[same_at_begin:]), strict=False
     )
-    return same, len(after) - alike
+    same_at_end = next(
+        (at for at, (a, b) in enumerate(reversed_pairs) if a != b),
+        min(len(before), len(after)) - same_at_begin,
+    )
+    return same_at_begin, len(after) - same_at_end
 
 
 def _warnings(review: Review) -> Iterator[str]:
@@ -355,6 +366,6 @@ def _warnings(review: Review) -> Iterator[str]:
 
 
 def _rows(text: str, width: int) -> list[str]:
-    """The text on rows of so many characters, all but the first indented."""
+    """The text wrapped to rows of `width` characters; all but the first are indented."""
     clean = re.sub(r"\s*\n\s*", " ", text)
     return textwrap.wrap(clean, width, subsequent_indent="     ", break_on_hyphens=False) or [""]
