@@ -1,1 +1,2 @@
-"""Files of configuration: TOML, YAML, JSON and Python, and templates filled in for a config."""
+"""Configuration files in TOML, YAML, JSON and Python, shell scripts, and templates with
+placeholders."""

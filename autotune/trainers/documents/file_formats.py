@@ -1,5 +1,5 @@
-"""Configuration files that trainers read: TOML, YAML, JSON, and Hugging Face's `config.json` of a
-model."""
+"""Writes configuration files for trainers: TOML, YAML, JSON, and a model's `config.json` for
+Hugging Face."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """The document as YAML text, in the order of its keys."""
+    """The document as YAML, with its keys in order."""
     import yaml  # imported here because it is slow to import and only needed to write a launch
 
-    # libyaml's is ten times as fast, where it is there
+    # libyaml's dumper is ten times as fast, but not always installed
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(dict(document), Dumper=dumper, sort_keys=False, default_flow_style=False)
     return text
 
 
 def to_yaml_documents(*documents: Mapping[str, Any]) -> str:
-    """The documents as one YAML stream, in the order of their keys; texts of several lines as
-    blocks, which people can read."""
+    """The documents as one YAML stream, with their keys in order. Texts with several lines are
+    literal blocks, to be readable."""
     import yaml
 
     class Blocks(yaml.SafeDumper):
@@ -51,8 +51,8 @@ def to_yaml_documents(*documents: Mapping[str, Any]) -> str:
 
 
 def to_toml(document: Mapping[str, Any]) -> str:
-    """The document as TOML 1.0: values first, then each section. TOML has no null: keys without a
-    value are left out."""
+    """The document as TOML 1.0: values first, then each section. Keys with the value None are left
+    out, because TOML has no null."""
     lines: list[str] = []
     _write_table(document, (), lines)
     return "\n".join(lines)
@@ -77,8 +77,8 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON's texts, numbers and flags are valid in TOML; a mapping inside a list is an inline
-    table."""
+    """A value as TOML. Texts, numbers and flags are written as in JSON; a mapping inside a list is
+    an inline table."""
     if isinstance(value, Mapping):
         pairs = (
             f"{_toml_key(key)} = {_toml_value(inner)}"
@@ -125,7 +125,7 @@ LAYER_CLASSES: Mapping[str, str] = {
     "granitemoeshared": "GraniteMoeSharedDecoderLayer",
     "granitemoehybrid": "GraniteMoeHybridDecoderLayer",
 }
-"""layer classes of transformers 5.23 that are not called after the family"""
+"""layer classes of transformers 5.23 whose name does not follow from the family"""
 
 
 _GPT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -134,10 +134,10 @@ NO_DROPOUT: Mapping[str, Mapping[str, float]] = {
     "gpt_bigcode": _GPT_DROPOUT,
     "opt": {"dropout": 0.0},
 }
-"""keys of families that drop out at random by default; a trial trains without, so that configs can
-be compared"""
+"""dropout settings of families that use dropout by default; trials switch it off, so that losses of
+configs can be compared"""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""keys of the number of positions, by family"""
+"""keys for the number of positions, by family"""
 
 
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Options, variables and settings that name where a program writes, by the names that trainers and
-scripts give them: a trial has them name a folder of its own.
+"""Recognizes options, variables and settings for output folders, and redirects them to a folder of
+the trial's own.
 
-Only names that mean an output wherever they are met: a `--checkpoint_dir` may be what is loaded, a
-`--save` may be a flag, which its value tells. Settings are those of the files that a trial has
-rendered (`program_files`), at any depth.
+Only names that always mean an output are listed: a `--checkpoint_dir` may be for loading. A
+`--save` may be a flag, which its value shows. Settings are those in the files that are rendered for
+a trial (`program_files`), at any depth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.trainers.launch_files import FOLDER, OUTPUTS, Launch
 from autotune.trainers.present_configuration import parse_document
 
 TRIAL_DIR = f"{FOLDER}/{OUTPUTS}"
-"""what `{trial_dir}` stands for"""
+"""value of `{trial_dir}`"""
 OUTPUT_OPTIONS = frozenset({
     "output_dir", "out_dir", "outdir", "output_path", "output_folder", "outputs_dir",  # transformers, nanoGPT, accelerate's examples
     "output", "logs", "output_base_path", "output_root", "out_path", "out_root",  # timm, Swin Transformer; open_clip, CLAP; DeepSpeed's examples
@@ -33,57 +33,59 @@ OUTPUT_OPTIONS = frozenset({
     "exp_dir", "exp_root", "experiment_dir", "experiment_path", "run_dir", "runs_dir", "dump_folder", "dump_dir",  # torchtitan, lingua
     "artifacts_dir", "artifact_dir",
 })  # fmt: skip
-"""their names without dashes before them, dashes within as underscores, and of a dotted name its
-last part"""
+"""names without leading dashes, with underscores instead of inner dashes; of dotted names the last
+part"""
 HYDRA = frozenset({"hydra.run.dir", "hydra.sweep.dir"})
-"""and these in whole"""
+"""complete dotted names"""
 _CHOICES = frozenset(
     {"no", "none", "null", "steps", "epoch", "best", "true", "false", "auto", "always", "never"}
 )
-"""values of what is called like an output and says when, or whether, something is written"""
+"""values of options with such names that set when, or whether, something is written"""
 LIGHTNING_CLI = "--trainer.default_root_dir"
-"""the option of every LightningCLI, which else writes its configuration and its checkpoints where
-it runs, and refuses to run there again"""
+"""option of every LightningCLI, which by default writes its configuration and checkpoints into the
+folder where it runs, and fails if they exist"""
 
 
 def with_own_outputs(launch: Launch) -> Launch:
-    """The launch with every such option in `argv`, variable in `env` and setting in `files` naming
-    a folder of the trial's own."""
-    words, told = list(launch.argv), []
+    """The launch with all such options in `argv`, variables in `env` and settings in `files` set to
+    the trial's own folder. A note names them."""
+    words, redirected = list(launch.argv), []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if not equals:
             value = next(iter(words[place + 1 : place + 2]), "-")
             if not name.startswith("-") or value.startswith("-"):
                 continue
-        if _is_own(name, value):
-            words[place if equals else place + 1] = f"{name}={_own(name)}" if equals else _own(name)
-            told.append(name)
+        if _is_replaceable(name, value):
+            words[place if equals else place + 1] = (
+                f"{name}={_trial_path(name)}" if equals else _trial_path(name)
+            )
+            redirected.append(name)
     if (
-        LIGHTNING_CLI not in told
+        LIGHTNING_CLI not in redirected
         and "fit" in words
         and any(word.startswith("--trainer.") for word in words)
     ):
         words.append(f"{LIGHTNING_CLI}={TRIAL_DIR}")
-        told.append(LIGHTNING_CLI)
+        redirected.append(LIGHTNING_CLI)
     env = {
-        name: _own(name) if _is_own(name.lower(), value) else value
+        name: _trial_path(name) if _is_replaceable(name.lower(), value) else value
         for name, value in launch.env.items()
     }
-    told += [name for name, value in launch.env.items() if env[name] != value]
+    redirected += [name for name, value in launch.env.items() if env[name] != value]
     files = dict(launch.files)
     for name, text in launch.files.items():
         files[name], inside = _with_own_settings(name, text)
-        told += [f"{path} in {name}" for path in inside]
-    if not told:
+        redirected += [f"{path} in {name}" for path in inside]
+    if not redirected:
         return launch
-    note = f"trials write into their own folders, which are removed afterwards: {', '.join(told)}"
+    note = f"trials write into their own folders, which are removed afterwards: {', '.join(redirected)}"
     return replace(launch, argv=tuple(words), env=env, files=files, notes=(*launch.notes, note))
 
 
 def _with_own_settings(name: str, text: str) -> tuple[str, list[str]]:
-    """(the file with its settings of that kind, their paths); a file of another form stays as it
-    is."""
+    """(the file with its output settings redirected, their paths); files in other formats are
+    unchanged."""
     writer = WRITERS.get(PurePosixPath(name).suffix)
     if writer is None or not any(word in text for word in OUTPUT_OPTIONS | {"dir"}):
         return text, []
@@ -91,27 +93,27 @@ def _with_own_settings(name: str, text: str) -> tuple[str, list[str]]:
         document = parse_document(name, text)
     except SpecError:
         return text, []
-    told: list[str] = []
-    own = _told(document, "", told)
-    return (writer(own), told) if told else (text, [])
+    redirected: list[str] = []
+    changed = _redirected(document, "", redirected)
+    return (writer(changed), redirected) if redirected else (text, [])
 
 
-def _told(node: Any, path: str, told: list[str]) -> Any:
+def _redirected(node: Any, path: str, told: list[str]) -> Any:
     if isinstance(node, Mapping):
         return {
-            key: _told(value, f"{path}.{key}" if path else str(key), told)
+            key: _redirected(value, f"{path}.{key}" if path else str(key), told)
             for key, value in node.items()
         }
     if isinstance(node, list):
-        return [_told(value, path, told) for value in node]
-    if isinstance(node, str) and _is_own(path, node):
+        return [_redirected(value, path, told) for value in node]
+    if isinstance(node, str) and _is_replaceable(path, node):
         told.append(path)
-        return _own(path)
+        return _trial_path(path)
     return node
 
 
-def _is_own(name: str, value: str) -> bool:
-    """Whether it names an output, by a value that a trial may replace: a path, not the word of a
+def _is_replaceable(name: str, value: str) -> bool:
+    """Whether it is an output with a value that a trial may replace: a path, not the word of a
     choice."""
     return FOLDER not in value and _is_path(name, value) and _is_output(name)
 
@@ -123,7 +125,7 @@ def _is_path(name: str, value: str) -> bool:
     return not is_short or bool({*"/\\.$"} & {*value}) or value.startswith(("out", "log", "run"))
 
 
-def _own(name: str) -> str:
+def _trial_path(name: str) -> str:
     return f"{TRIAL_DIR}/{_plain(name)}"
 
 

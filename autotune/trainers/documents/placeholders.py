@@ -1,15 +1,14 @@
-"""Placeholders: `{tp}` and `{accumulation_steps * dp}` in a text, and what is written in their
-place.
+"""Placeholders: `{tp}` and `{accumulation_steps * dp}` in a text, and their replacement by values.
 
-An expression is a name, or whole-number arithmetic over names: + - * // % and parentheses, at most
-`MAX_EXPRESSION` characters. It is read into a syntax tree of which only these nodes are allowed;
-nothing is ever evaluated as Python. `{{` and `}}` are braces.
+An expression is a name, or integer arithmetic over names: + - * // % and parentheses, at most
+`MAX_EXPRESSION` characters. It is parsed into a syntax tree with only these nodes; nothing is
+evaluated as Python. `{{` and `}}` are literal braces.
 
     values: {precision: {bf16: bfloat16}, flash: {true: --flash, false: null}}
 
-`values` says what a name's value is written as where the name stands alone in its braces; a value
-that it lacks is written as it is, and arithmetic takes the value itself. A value that is written as
-null makes a text vanish that consists of that placeholder alone.
+`values` maps a name's values to the text that is written for them, if the name is alone in its
+braces. Values without an entry are written unchanged, and arithmetic uses the values themselves. A
+value that is mapped to null omits a text that consists of only that placeholder.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ from autotune.spec.checks import nearest
 from autotune.spec.texts.as_text import value_word
 
 MAX_EXPRESSION = 200
-"""characters between the braces of one placeholder"""
+"""maximum characters between the braces of a placeholder"""
 MAX_NUMBER = 1 << 63
-"""results of arithmetic are below it"""
+"""bound of arithmetic results"""
 FIELD = "trainer.argv"
+"""field of the spec that errors name"""
 _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -43,8 +43,8 @@ _ARITHMETIC = "use knob names, whole numbers, + - * // % and parentheses"
 
 
 def calculated(node: ast.expr, value_of: Callable[[str], int]) -> int:
-    """The value of a tree of whole numbers and names with + - * / // % and parentheses. Raises
-    `ValueError` for anything else."""
+    """The value of a tree of integers and names with + - * / // % and parentheses. Raises
+    `ValueError` for any other node."""
     match node:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
             return _BINARY[type(sign)](calculated(left, value_of), calculated(right, value_of))
@@ -60,18 +60,18 @@ def calculated(node: ast.expr, value_of: Callable[[str], int]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What stands between the braces of a placeholder."""
+    """The expression in the braces of a placeholder."""
 
     text: str
-    """as it is written"""
+    """as written"""
     tree: ast.expr
-    """its syntax: names, whole numbers and operators, nothing else"""
+    """its syntax tree: only names, integers and operators"""
     names: frozenset[str]
-    """the names that it uses, at least one"""
+    """names in it, at least one"""
 
     @property
     def name(self) -> str:
-        """The name, where it stands alone; empty for arithmetic."""
+        """The name, if the expression is only a name; empty for arithmetic."""
         return self.tree.id if isinstance(self.tree, ast.Name) else ""
 
 
@@ -81,7 +81,7 @@ class TextTemplate:
     """A text with placeholders."""
 
     parts: tuple[str | Expression, ...]
-    """plain text and placeholders in their order; no text is empty"""
+    """plain texts and placeholders in order; no text is empty"""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -90,8 +90,7 @@ class TextTemplate:
 
     @property
     def only(self) -> Expression | None:
-        """The placeholder of which the text consists; None when there is other text, or more
-        placeholders."""
+        """The placeholder, if the text consists of only that; None otherwise."""
         (first, *rest) = self.parts or ("",)
         return first if isinstance(first, Expression) and not rest else None
 
@@ -99,12 +98,12 @@ class TextTemplate:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """What each placeholder stands for in one launch."""
+    """The values of placeholders in one launch."""
 
     known: Mapping[str, Any]
     """values by name"""
     written: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """what values are written as: the option `values`, its values as words"""
+    """text by value, for each name: the option `values`, with its keys as words"""
 
     def of(self, expression: Expression) -> Any:
         """The value to write. Raises `SpecError` for an unknown name, and for arithmetic without a
@@ -116,8 +115,8 @@ class Values:
         return self.written.get(expression.name, {}).get(value_word(value), value)
 
     def fill(self, text: str) -> str | None:
-        """The text with every placeholder replaced; None when it is one placeholder alone whose
-        value is written as null."""
+        """The text with all placeholders replaced; None if it is a single placeholder whose value
+        is mapped to null."""
         template = parse(text)
         values = [part if isinstance(part, str) else self.of(part) for part in template.parts]
         if template.only is not None and values == [None]:
@@ -127,8 +126,8 @@ class Values:
         return "".join(map(value_word, values))
 
     def typed(self, text: str) -> Any:
-        """The text with every placeholder replaced; of one placeholder alone the value itself, so
-        that numbers stay numbers and flags stay flags."""
+        """As `fill`, but a text that is a single placeholder becomes the value itself, so that
+        numbers and flags keep their type."""
         alone = parse(text).only
         return self.fill(text) if alone is None else self.of(alone)
 
@@ -159,8 +158,8 @@ class Values:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> TextTemplate:
-    """The text in its parts. Raises `SpecError` for braces without an expression, formats, and
-    anything but names and arithmetic."""
+    """The parts of a text. Raises `SpecError` for empty braces, formats, and anything other than
+    names and arithmetic."""
     try:
         pieces = list(Formatter().parse(text))
     except ValueError as error:
@@ -183,7 +182,7 @@ def parse(text: str) -> TextTemplate:
 
 
 def check_names(expression: Expression, known: Mapping[str, Any] | frozenset[str]) -> None:
-    """Raises `SpecError` for the first name that is not known, with the nearest one that is."""
+    """Raises `SpecError` for the first unknown name, with the nearest known one."""
     for name in sorted(expression.names):
         if name not in known:
             raise SpecError(
@@ -194,7 +193,7 @@ def check_names(expression: Expression, known: Mapping[str, Any] | frozenset[str
 
 
 def null_inside(text: str) -> SpecError:
-    """The error for a value that is written as null in the middle of a text."""
+    """The error for a value mapped to null inside a longer text."""
     return SpecError(
         f"a null value omits a whole argument, but {text!r} has other text around the placeholder",
         remedy="move that text into `values`, as in {flash: {true: --flash, false: null}}",
@@ -203,7 +202,7 @@ def null_inside(text: str) -> SpecError:
 
 
 def braced(text: str) -> str:
-    """A text with its braces doubled: they are its own, no placeholders."""
+    """The text with its braces doubled, so that they are literal."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -234,8 +233,8 @@ def _expression(source: str, text: str) -> Expression:
 
 
 def _check(node: ast.expr, where: str) -> None:
-    """Raises `SpecError` unless the tree holds names, whole numbers and the allowed operators
-    only."""
+    """Raises `SpecError` if the tree has nodes other than names, integers and the allowed
+    operators."""
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         _check(node.left, where)
         _check(node.right, where)

@@ -1,4 +1,4 @@
-"""The program behind a launcher, by its arguments: the one that an export brings, or the user's
+"""The program after a launcher, with its arguments: the one that an export includes, or the user's
 own.
 
 torchrun --nproc-per-node=8 train.py --seq-len 2048 --steps 50
@@ -17,12 +17,12 @@ from autotune.trainers.present_configuration import (
 )
 
 EXPORTED = "train.py"
-"""the program that an export brings, beside its files"""
+"""file name of the program that an export includes"""
 
 
 def exported_program(present: PresentConfiguration) -> Reading:
-    """The program that an export brings, by its own arguments; nothing where the command is not
-    known."""
+    """The configuration of the exported program, from its arguments; empty if the command is
+    unknown."""
     given = {name: value or True for name, value in options_of(program_of(present.argv))}
     keys = KeyReader(given, EXPORTED)
     knobs: dict[str, Any] = {
@@ -47,7 +47,7 @@ def exported_program(present: PresentConfiguration) -> Reading:
 
 
 def own_program(present: PresentConfiguration, *ours: str) -> Reading | None:
-    """The user's own program, with all its arguments; None if it is the exported one or not known.
+    """The user's own program with all its arguments; None if it is the exported one or unknown.
     `ours`: options that an export adds."""
     words = program_of(present.argv)
     if not words or (words[0] == EXPORTED and EXPORTED in present.files):
@@ -62,6 +62,6 @@ def own_program(present: PresentConfiguration, *ours: str) -> Reading | None:
 
 
 def program_of(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The program and its arguments: what begins with the first word that ends in .py."""
+    """The program and its arguments: the words from the first one that ends with .py."""
     at = next((i for i, word in enumerate(argv) if word.endswith(".py")), len(argv))
     return argv[at:]

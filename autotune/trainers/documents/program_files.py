@@ -1,12 +1,12 @@
-"""Configuration files that a program reads, rendered from templates for each config: JSON, YAML or
-TOML by the file's ending.
+"""Configuration files of a program, rendered from templates for each config: JSON, YAML or TOML by
+the file's suffix.
 
     files: {train.json: {batch: "{micro_batch_size}", name: "run-{tp}", compile: "{compile}"}}
 
-A template is the file's contents with placeholders in its texts. A text that is one placeholder
-alone becomes the value itself, so that numbers stay numbers and flags stay flags; a text with other
-text around stays text. Keys are written as they are. A value that `values` writes as null is null
-in JSON and YAML; TOML has no null, so its key is left out.
+A template is the file's contents with placeholders in its texts. A text that is a single
+placeholder becomes the value itself, so that numbers and flags keep their type; any other text
+stays text. Keys have no placeholders. A value that `values` maps to null is null in JSON and YAML;
+in TOML, which has no null, its key is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.trainers.documents.placeholders import Expression, Values, check_n
 from autotune.trainers.launch_files import check_file_name
 
 WRITERS = {".json": to_json, ".yaml": to_yaml, ".yml": to_yaml, ".toml": to_toml}
-"""what writes a file, by its ending"""
+"""functions that write a file, by suffix"""
 
 
 def render(templates: Mapping[str, Any], values: Values) -> dict[str, str]:
@@ -33,15 +33,15 @@ def render(templates: Mapping[str, Any], values: Values) -> dict[str, str]:
 
 
 def expressions(templates: Mapping[str, Any]) -> Iterator[Expression]:
-    """The placeholders of all files."""
+    """All placeholders in the files."""
     for template in templates.values():
         for text in _texts(template):
             yield from parse(text).expressions
 
 
 def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raises `SpecError` for a file that cannot be written, an unknown placeholder, and one that
-    has lost its quotes."""
+    """Raises `SpecError` for a file that cannot be written, an unknown placeholder, or a
+    placeholder without quotes."""
     for name, template in templates.items():
         where = f"trainer.files.{name}"
         check_file_name(name)
@@ -87,7 +87,8 @@ def _texts(node: Any) -> Iterator[str]:
 
 
 def _refuse_bare(node: Any, known: frozenset[str], where: str) -> None:
-    """YAML reads `tp: {tp}` as a mapping of one key without a value."""
+    """Raises `SpecError` for a placeholder without quotes: YAML parses `tp: {tp}` as a mapping with
+    the key tp and no value."""
     if isinstance(node, Mapping):
         if len(node) == 1 and (name := next(iter(node))) in known and node[name] is None:
             raise SpecError(

@@ -1,12 +1,12 @@
-"""Python source of a configuration: calls with one keyword argument on each line.
+"""Writes a configuration as Python source: calls with one keyword argument per line.
 
     call("TrainingConfig", {"steps": 50, "dtype": "float32"})      TrainingConfig(
                                                                        steps=50,
                                                                        dtype='float32',
                                                                    )
 
-Values are written as literals, so nothing in them is ever code; `Source` marks text that is code
-already.
+Values are written as literals, so they are never run as code; `Source` marks text that is already
+code.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def call(name: str, arguments: Mapping[str, Any]) -> Source:
 
 
 def indented(source: str) -> str:
-    """The source with all lines after the first moved to the right."""
+    """The source with all lines after the first indented."""
     return source.replace("\n", "\n    ")
 
 
 def literal(value: Any) -> str:
-    """A value as Python source. Raises `ExportError` for one that has no literal."""
+    """A value as Python source. Raises `ExportError` for a type without a literal."""
     if isinstance(value, Source):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -56,6 +56,5 @@ def literal(value: Any) -> str:
 
 
 def words(text: str) -> str:
-    """A person's text for a docstring or comment: nothing in it can end the docstring or the
-    line."""
+    """The user's text for a docstring or comment, without characters that could end it."""
     return re.sub(r"[^A-Za-z0-9_. -]", "_", text)[:80]

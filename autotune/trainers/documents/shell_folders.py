@@ -1,11 +1,11 @@
 """The folder in which a command of a shell script runs, by the `cd`, `pushd` and `popd` before it.
 
     ""                       where the script is started
-    src                      from there
-    $(dirname $0)/..         from where the script lies, in whichever way it says that
-    $ROOT/src                nobody knows: the script does not set ROOT
+    src                      relative to that
+    $(dirname $0)/..         relative to the script's own folder, however the script refers to it
+    $ROOT/src                unknown: the script does not set ROOT
 
-A subshell leaves the folder at its end.
+At the end of a subshell, the folder before it is current again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 OF_SCRIPT = "$(dirname $0)"
-"""stands for the folder of the script"""
+"""notation for the folder of the script"""
 _SELF = r"[\"']?\$(?:0|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?(?::-\$0)?\})[\"']?"
 _REAL = rf"(?:{_SELF}|[\"']?\$\((?:realpath|readlink(?: -[a-z]+)+)(?: -[a-z]+)*(?: --)? {_SELF}\)[\"']?)"
 _OWN = re.compile(
@@ -32,7 +32,8 @@ _START = re.compile(
 
 
 def with_plain_folders(text: str) -> str:
-    """The script with one way each to say its own folder and the one in which it is started."""
+    """The script with one notation each for its own folder and for the folder in which it is
+    started."""
     own = _OWN.sub(lambda _: OF_SCRIPT, text)
     return _START.sub(".", _ENTERED.sub(lambda found: found[1] or found[2], own))
 
@@ -40,44 +41,45 @@ def with_plain_folders(text: str) -> str:
 @final
 @dataclass(slots=True)
 class Folders:
-    """The folder while the statements of a script are followed."""
+    """The current folder while a script's statements are processed."""
 
     now: str = ""
-    """the present one"""
+    """the current folder"""
     _last: str = ""
     _pushed: list[str] = field(default_factory=list)
     _outside: list[str] = field(default_factory=list)
-    """of the subshells that are open"""
+    """folders before the open subshells"""
 
     def open(self) -> None:
-        """A subshell begins."""
+        """Begins a subshell."""
         self._outside.append(self.now)
 
     def close(self) -> None:
-        """A subshell ends, or what looks like it."""
+        """Ends a subshell; ignored if none is open."""
         if self._outside:
             self.now = self._outside.pop()
 
     def follow(self, words: Sequence[str]) -> bool:
-        """Whether the command changes the folder; its words with the variables in them put in."""
+        """Processes a command that changes the folder; False for any other command. `words`: with
+        variables expanded."""
         if words[:1] not in (("cd",), ("pushd",), ("popd",)):
             return False
-        told = [word for word in words[1:] if word == "-" or not word.startswith("-")]
+        arguments = [word for word in words[1:] if word == "-" or not word.startswith("-")]
         before = self.now
         if words[0] == "popd":
             self.now = self._pushed.pop() if self._pushed else self.now
-        elif told[:1] == ["-"]:
+        elif arguments[:1] == ["-"]:
             self.now = self._last
         else:
             if words[0] == "pushd":
                 self._pushed.append(self.now)
-            self.now = joined(self.now, " ".join(told) or "~")
+            self.now = joined(self.now, " ".join(arguments) or "~")
         self._last = before
         return True
 
 
 def joined(folder: str, more: str) -> str:
-    """Where `cd more` leads from a folder."""
+    """The folder to which `cd more` leads from `folder`."""
     if more.startswith(("/", "~", "$", "`")) or not folder:
         return more.removeprefix("./")
     return folder if more in (".", "./") else f"{folder}/{more.removeprefix('./')}"

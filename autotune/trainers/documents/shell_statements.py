@@ -1,5 +1,4 @@
-"""The statements of a shell script, in order: their words as they are written, and what stands
-between one and the next.
+"""The statements of a shell script, in order: their words as written, and the separator after each.
 
 An array, a substitution `$( )` and a test `[[ ]]` are one word each. Comments, here-documents,
 redirections and the parentheses of subshells are left out.
@@ -32,27 +31,27 @@ class Statement(NamedTuple):
     """A statement, or the pattern of a `case`."""
 
     words: tuple[str, ...]
-    """as they are written, quotes kept"""
+    """as written, including quotes"""
     after: str
     """`;` (also for the end of a line), `;;`, `&&`, `||`, `|`, `&`, or the `)` after a pattern or
     of a subshell"""
     opens: int = 0
-    """subshells that begin with it"""
+    """number of subshells that begin with it"""
 
 
 def statements_of(text: str) -> Iterator[Statement]:
-    """The statements of a script; one that is not shell gives some words too. In time linear in its
-    length."""
+    """The statements of a script, in time linear in its length. A text that is not a shell script
+    is split into words, too."""
     text = text.replace("\r\n", "\n").replace("\\\n", " ")
     words: list[str] = []
     parts: list[str] = []
-    """of the word that has begun"""
+    """of the current word"""
     closers: list[str] = []
-    """of the parentheses and tests that are open"""
+    """of open parentheses and tests"""
     delimiters: list[str] = []
-    """of here-documents that begin after this line"""
+    """of here-documents whose bodies begin after this line"""
     at, opened = 0, 0
-    while found := _TOKEN.match(text, at):  # its last alternative is any character
+    while found := _TOKEN.match(text, at):  # always matches: the last alternative is any character
         kind, token, at = (
             ("document" if found["document"] else found.lastgroup),
             found[0],
@@ -61,7 +60,7 @@ def statements_of(text: str) -> Iterator[Statement]:
         if kind == "comment":
             continue
         if kind == "opens":
-            if token == "(" and not words and not parts and not closers:  # a subshell's
+            if token == "(" and not words and not parts and not closers:  # begins a subshell
                 opened += 1
             else:
                 parts.append(token)
@@ -96,7 +95,7 @@ def statements_of(text: str) -> Iterator[Statement]:
 
 
 def _after(text: str, at: int, delimiters: list[str]) -> int:
-    """Where the script goes on behind here-documents."""
+    """Position after the bodies of here-documents."""
     for delimiter in delimiters:
         end = re.compile(rf"^[ \t]*{delimiter}[ \t]*$\n?", re.MULTILINE).search(text, at)
         at = end.end() if end else len(text)

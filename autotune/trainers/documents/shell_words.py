@@ -1,14 +1,15 @@
-"""The command in a shell script, by its words. Nothing is run: no substitution `$( )`.
+"""Parses a shell script into the commands that it runs, with variables expanded. Nothing is run, and
+substitutions `$( )` are kept.
 
 TP=2 MODEL_ARGS=(--num-layers 32 --hidden-size 4096) if [[ "$DTYPE" == fp8 ]]; then
 MODEL_ARGS+=("--fp8-format hybrid"); fi srun torchrun --nproc_per_node $GPUS pretrain_gpt.py
 "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
 
-Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and what
-Slurm sets by the lines `#SBATCH` are put in. After `set -- 8 train.py`, so are the script's
-arguments (`$1`, `"$@"`, `shift`). Of conditions (`if`, `case`, `&&`, `||`), comparisons
-of words and numbers, -n and -z are decided by the variables of the script; any other condition
-counts as false. Bodies of loops and functions count once.
+Defaults (`${TP:-2}`), integer arithmetic (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and the variables
+that Slurm sets for `#SBATCH` lines are expanded; after `set -- 8 train.py`, also the script's
+arguments (`$1`, `"$@"`, `shift`). In conditions (`if`, `case`, `&&`, `||`), comparisons of words
+and numbers, -n and -z are evaluated with the script's variables; any other condition counts as
+false. Bodies of loops and functions are run once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from autotune.trainers.documents.shell_statements import Statement, statements_o
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _QUOTED = re.compile(r"^(['\"])(.*)\1$", re.DOTALL)
 _OF_SHELL = ("read", "mapfile", "readarray", "eval")
-"""commands of the shell itself, for which `IFS=, read -ra NAMES` sets a variable"""
+"""shell built-ins for which `IFS=, read -ra NAMES` sets a variable without exporting it"""
 _DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
 _DEFAULT = r"(?::?[-=]((?:[^{}]|\$\{[^{}]*\})*))?"
 _REFERENCE = re.compile(
@@ -39,7 +40,7 @@ _REFERENCE = re.compile(
 )
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 _ARGUMENT_OR_QUOTED = re.compile(rf"'[^']*'|\$\{{([1-9][0-9]*){_DEFAULT}\}}|\$([1-9])")
-"""an argument of the script; within single quotes it is plain text"""
+"""an argument of the script; inside single quotes it is plain text"""
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?=([^{}]*)\}")
 _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
 _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
@@ -52,20 +53,21 @@ _TEXT = re.compile(
     r"(?P<body>.*?)\n[ \t]*(?P=end)[ \t]*$(?:\n[ \t]*\)\"?[ \t]*$)?",
     re.MULTILINE | re.DOTALL,
 )
-"""a variable that holds the lines which follow: `read -r -d '' NAME <<EOF`, `NAME=$(cat <<EOF`"""
+"""a variable that gets the following lines: `read -r -d '' NAME <<EOF`, `NAME=$(cat <<EOF`"""
 _ABOVE = re.compile(rf"\$\(dirname [\"']?({re.escape(OF_SCRIPT)}[\w./-]*)[\"']?\)")
-"""the folder above one that the script says by its own"""
+"""the parent of a folder that is relative to the script's own"""
 _OPERATOR = re.compile(r"\||\|&|;|&|&&|\|\||(?:\d|&)?>>?(?:&\d)?")
 """words that end a command"""
 _SPACE = "\ue000"
-"""stands for a space that parts no words"""
+"""replaces a space that does not separate words"""
 _WITHIN = str.maketrans(" \t\n'\"\\", "\ue000\ue001\ue002\ue003\ue004\ue005")
-"""what stands for the signs within a substitution that part words elsewhere"""
+"""replacements inside a substitution for characters that separate words elsewhere"""
 _AGAIN = {kept: written for written, kept in _WITHIN.items()}
+"""the characters by their replacements"""
 _DEPTH = 8
-"""variables inside variables"""
+"""maximum number of nested variables"""
 _LONGEST = 1 << 16
-"""characters of a variable"""
+"""maximum characters of a variable"""
 _COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
     "==": fnmatchcase,
     "=": fnmatchcase,
@@ -92,26 +94,26 @@ class Command(NamedTuple):
     """A command of a script."""
 
     words: tuple[str, ...]
-    """its words, variables put in"""
+    """its words, with variables expanded"""
     unset: tuple[str, ...]
-    """names of its variables that are not set, which stay as they are written"""
+    """names of unset variables, which are kept as written"""
     folder: str = ""
-    """where it runs, as `shell_folders` has it"""
+    """where it runs, in the notation of `shell_folders`"""
 
 
 class Commands(NamedTuple):
-    """What a script runs."""
+    """The commands of a script."""
 
     commands: tuple[Command, ...]
-    """in their order"""
+    """commands in order"""
     exported: Mapping[str, str]
-    """what it adds to their environment"""
+    """variables that the script exports"""
     of_slurm: Mapping[str, str]
-    """variables that Slurm sets, by its lines `#SBATCH`"""
+    """variables that Slurm sets for the script's `#SBATCH` lines"""
 
 
 def command_of(text: str) -> Command:
-    """The longest command with options. Raises `SpecError` when there is no option."""
+    """The command with the most options. Raises `SpecError` if no command has any."""
     best = max(
         commands_of(text).commands,
         key=lambda command: _options(command.words),
@@ -126,7 +128,7 @@ def command_of(text: str) -> Command:
 
 
 def commands_of(text: str) -> Commands:
-    """The commands of a script."""
+    """The commands of a script, with its exported variables."""
     of_slurm = _of_slurm(text)
     text = _TEXT.sub(_assigned, text)
     script = _Script(variables=dict(of_slurm), folders=Folders(now=_folder_of_slurm(text)))
@@ -134,7 +136,7 @@ def commands_of(text: str) -> Commands:
     if statements and all(
         statement.words[:1] and statement.words[0].startswith("-") for statement in statements
     ):
-        # a text file of bare flags is one command, whatever its lines are
+        # a text file with only flags is one command
         statements = [
             Statement(tuple(word for statement in statements for word in statement.words), ";")
         ]
@@ -154,7 +156,7 @@ def commands_of(text: str) -> Commands:
 
 
 def _assigned(found: re.Match[str]) -> str:
-    """The same as an assignment."""
+    """The same text as an assignment."""
     body = found["body"].replace("\\\n", " ").replace('"', '\\"')
     return f'{found["read"] or found["set"]}="{body}"'
 
@@ -164,39 +166,40 @@ class _Branch:
     """An open `if` or `case`."""
 
     counts: bool
-    """whether its present branch counts"""
+    """whether the current branch is run"""
     was: bool
-    """whether one before it or itself did"""
+    """whether this or an earlier branch was run"""
     subject: str | None = None
-    """what a `case` compares"""
+    """the word that a `case` compares"""
     awaits: bool = False
-    """whether a pattern of the `case` comes next"""
+    """whether a pattern of the `case` follows"""
     of_options: bool = False
-    """whether it goes through the script's options, as `case $1 in` in a loop does"""
+    """whether it loops over the script's options, with `case $1 in`"""
 
 
 @final
 @dataclass(slots=True)
 class _Script:
-    """What the statements leave: variables, and commands with the references in them."""
+    """The state of a script after its statements: variables, and commands with unexpanded
+    references."""
 
     variables: dict[str, str]
     commands: list[tuple[str, str]] = field(default_factory=list)
-    """with the folder of each"""
+    """(command, its folder)"""
     folders: Folders = field(default_factory=Folders)
     exported: dict[str, None] = field(default_factory=dict)
     branches: list[_Branch] = field(default_factory=list)
     arguments: list[str] | None = None
-    """what `$1`, `$2` and so on are now; None where nobody says it"""
+    """current values of `$1`, `$2` and so on; None if unknown"""
     given: list[str] = field(default_factory=list)
-    """what they are in the beginning"""
+    """their initial values"""
 
     def follow(self, statements: Sequence[Statement]) -> None:
-        """Goes through the statements."""
+        """Processes the statements."""
         chain: list[tuple[str, tuple[str, ...]]] = []
         before = ";"
-        for written, after, opens in statements:
-            words = tuple(map(self._bound, written))
+        for words_written, after, opens in statements:
+            words = tuple(map(self._bound, words_written))
             for _ in range(opens):
                 self.folders.open()
             if self.branches and self.branches[-1].awaits and words[:1] != ("esac",):
@@ -205,7 +208,7 @@ class _Script:
             if words[:1] == ("case",) and "in" in words:
                 place = words.index("in")
                 subject = self._value(" ".join(words[1:place]))
-                of_options = " ".join(written[1:place]).strip('"') == "$1"
+                of_options = " ".join(words_written[1:place]).strip('"') == "$1"
                 self.branches.append(_Branch(False, False, subject, True, of_options))
                 if words[place + 1 :]:
                     self._pattern(words[place + 1 :], after)
@@ -233,7 +236,7 @@ class _Script:
         branch.awaits = after == "|"
 
     def _chain(self, chain: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-        """Statements joined by && and ||."""
+        """Processes statements joined by && and ||."""
         (_, words), *more = chain
         while words[:1] and words[0] in ("then", "do", "{", "else"):
             if words[0] == "else" and self.branches:
@@ -267,7 +270,8 @@ class _Script:
             branch.was = branch.was or branch.counts
 
     def _run(self, words: tuple[str, ...], *, counts: bool) -> None:
-        """Assignments, and what is left as a command."""
+        """Processes assignments, and stores the rest as a command. `counts`: whether it is run, and
+        not under a false condition."""
         if counts and self._sets_arguments(words):
             return
         first, assigns = words[0], list[str]()
@@ -278,11 +282,11 @@ class _Script:
                 self._assign(assigned)
                 assigns.append(assigned[1])
             elif self.arguments is None and _ARGUMENT.search(assigned[3]):
-                # what it has to be given, and nobody says
+                # an argument of the script that is unknown
                 if not self.variables.get(assigned[1]):
                     self.variables.pop(assigned[1], None)
             else:
-                # the script knows it, and leaves it empty here
+                # a variable of the script that stays empty under this condition
                 self.variables.setdefault(assigned[1], "")
             words = words[1:]
         words, given = _without_env(words)
@@ -291,7 +295,7 @@ class _Script:
             assigns.append(assigned[1])
         if first == "export":
             assigns += [name for name in words if name in self.variables]
-        # `NAME=value command` exports for it
+        # `NAME=value command` exports NAME to the command
         if first == "export" or (words and words[0] not in _OF_SHELL):
             self.exported.update(dict.fromkeys(assigns))
         command = " ".join(words)
@@ -302,21 +306,23 @@ class _Script:
                 self.commands.append((command, self.folders.now))
 
     def _assign(self, assigned: re.Match[str]) -> None:
-        """Sets a variable; what was said with it before means its value until now."""
+        """Sets a variable. Commands and variables that refer to it get its previous value first."""
         name = assigned[1]
         if name in self.variables:
 
-            def now(text: str) -> str:
+            def with_previous_value(text: str) -> str:
                 text = _QUOTED_ARRAY.sub(r"\1", text)
                 return _put_in(text, name, self.variables[name])
 
-            self.commands = [(now(command), folder) for command, folder in self.commands]
+            self.commands = [
+                (with_previous_value(command), folder) for command, folder in self.commands
+            ]
             for other in self.variables.keys() - {name}:
-                self.variables[other] = now(self.variables[other])[:_LONGEST]
+                self.variables[other] = with_previous_value(self.variables[other])[:_LONGEST]
         _assign(self.variables, *assigned.groups())
 
     def _sets_arguments(self, words: tuple[str, ...]) -> bool:
-        """Whether the command is `set -- ...` or `shift`, which is followed here."""
+        """Processes `set -- ...` and `shift`; False for any other command."""
         if words[:2] == ("set", "--"):
             self.given = [*_words(_filled(" ".join(words[2:]), self.variables, {}))]
             self.arguments = self.given
@@ -328,7 +334,7 @@ class _Script:
         return True
 
     def _bound(self, word: str) -> str:
-        """The word with the arguments of the script in their places."""
+        """The word with the script's arguments expanded."""
         given = self.arguments
         if given is None:
             return word
@@ -347,7 +353,7 @@ class _Script:
 
 
 def _without_env(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[re.Match[str]]]:
-    """(a command without the variables that `env` sets for it, these variables): `srun env
+    """(a command without the variables that `env` sets for it, these assignments): `srun env
     NAME=value python train.py`."""
     begin = next((at for at, word in enumerate(words) if re.fullmatch(r"(/\S*/)?env", word)), None)
     if begin is None:
@@ -365,7 +371,7 @@ def _without_env(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[re.Match
 
 
 def _of_slurm(text: str) -> dict[str, str]:
-    """Variables that Slurm sets in a script of sbatch."""
+    """Variables that Slurm sets for a script of sbatch."""
     found: dict[str, str] = {}
     for option, value in re.findall(
         r"^#SBATCH[ \t]+(--?[\w-]+)[= \t][ \t]*(\S+)", text, re.MULTILINE
@@ -378,7 +384,7 @@ def _of_slurm(text: str) -> dict[str, str]:
 
 
 def _folder_of_slurm(text: str) -> str:
-    """The folder in which sbatch is told to start the script."""
+    """The folder in which sbatch starts the script; empty for the default."""
     found = re.findall(r"^#SBATCH[ \t]+(?:--chdir|-D)[= \t][ \t]*([^\s%]+)", text, re.MULTILINE)
     return found[-1] if found else ""
 
@@ -388,9 +394,9 @@ def _options(words: tuple[str, ...]) -> int:
 
 
 def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The command's words, up to a pipe or redirection that a variable brings; and those of each
-    command in a text that it gives to a shell: `srun bash -c "cd src && torchrun ..."`, behind what
-    starts the shell; each with the folder that it runs in, from that of the command."""
+    """(words, folder) of the command, up to a pipe or redirection from a variable; and of each
+    command in a text that it passes to a shell (`srun bash -c "cd src && torchrun ..."`), with the
+    words before the shell. Folders are relative to that of the command."""
     words = _words(command)
     yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words)), ""
     for place, word in enumerate(words[:-1]):
@@ -408,8 +414,8 @@ def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> None:
-    """Sets a variable, or appends to it. What it says of itself is put in, because it means its
-    value until now."""
+    """Sets a variable, or appends to it. References to itself are expanded, because they mean the
+    previous value."""
     value, before = value.strip(), variables.get(name, "")
     is_array = value.startswith("(") and value.endswith(")")
     if is_array:
@@ -417,19 +423,19 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
     elif len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         is_json = value[0] == "'" and value[1] in "{["
         value = value[1:-1]
-        if is_json:  # its quotes and spaces part no words
+        if is_json:  # its quotes and spaces do not separate words
             value = re.sub(r"\s", _SPACE, value.replace('"', '\\"'))
     value = _put_in(value, name, before)
     value = _ARITHMETIC.sub(
         lambda found: _computed(_filled(found[1], variables, {}), variables) or found[0], value
-    )  # now, because it may be a term of the next
+    )  # computed now, because it may be an operand of the next
     gap = " " if is_array else ""
     joined = f"{before}{gap}{value}" if appends else value
     variables[name] = joined.strip()[:_LONGEST]
 
 
 def _put_in(text: str, name: str, value: str) -> str:
-    """The text with the variable's value in its place."""
+    """The text with a variable expanded."""
     return re.sub(
         rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})",
         lambda found: value or _default(found[1]),
@@ -438,8 +444,8 @@ def _put_in(text: str, name: str, value: str) -> str:
 
 
 def _elements(text: str) -> str:
-    """An array's elements as the words that `${ARRAY[@]}` without quotes becomes: an element that
-    starts with an option is split at its spaces."""
+    """The words of an array in `${ARRAY[@]}` without quotes: an element that starts with an option
+    is split at spaces."""
     try:
         elements = shlex.split(text)
     except ValueError:
@@ -453,7 +459,7 @@ def _elements(text: str) -> str:
 
 
 def _holds(condition: str, variables: dict[str, str]) -> bool:
-    """Whether a condition of comparisons holds; False where it cannot be told."""
+    """Whether a condition made of comparisons is true; False if it cannot be evaluated."""
     return any(
         all(_test(part, variables) for part in either.split("&&"))
         for either in condition.split("||")
@@ -461,7 +467,9 @@ def _holds(condition: str, variables: dict[str, str]) -> bool:
 
 
 def _test(text: str, variables: dict[str, str]) -> bool:
-    filled = _REFERENCE.sub('""', _filled(text, variables, {}))  # what is not set is an empty word
+    filled = _REFERENCE.sub(
+        '""', _filled(text, variables, {})
+    )  # an unset variable is an empty word
     words = [word for word in _words(filled) if word not in ("[", "[[", "]", "]]")]
     if words[:1] == ["!"]:
         return (
@@ -482,6 +490,8 @@ def _decide(words: list[str]) -> bool:
 
 
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
+    """The text with variables, arithmetic and `expr` expanded. Names of unset variables are added
+    to `unset`."""
     text = _ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", text))
     text = _EXPR.sub(lambda found: "$((" + found[1].replace("\\", "") + "))", text)
     text = _ABOVE.sub(r"\1/..", _with_variables(text, variables, unset))
@@ -494,7 +504,7 @@ def _with_variables(text: str, variables: dict[str, str], unset: dict[str, None]
         name = braced or plain
         if name not in variables and default is None:
             unset[name] = None
-            return found[0]  # it stays as it is written, where a reader of the spec sees it
+            return found[0]  # kept as written, so that it is visible in the spec
         return variables.get(name, "") or _default(default)
 
     for _ in range(_DEPTH):
@@ -505,17 +515,17 @@ def _with_variables(text: str, variables: dict[str, str], unset: dict[str, None]
 
 
 def _default(written: str | None) -> str:
-    """The text of a default; an empty one in quotes is no word where the variable stands without
+    """The text of a default. Quotes without content are no word where the variable is used without
     quotes."""
     return "" if written in (None, "''", '""') else written or ""
 
 
 def _computed(expression: str, variables: dict[str, str]) -> str:
-    """The value of whole numbers and variables with + - * / % and parentheses; empty for anything
-    else."""
+    """The value of an expression of integers and variables with + - * / % and parentheses; empty if
+    it cannot be computed."""
     filled = re.sub(
         r"[A-Za-z_]\w*",
-        # it may be `${NAME:-8}`
+        # the value may be `${NAME:-8}`
         lambda found: _with_variables(variables.get(found[0], ""), variables, {}),
         expression,
     )
@@ -527,7 +537,7 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """The words; a substitution stays whole, whatever spaces and quotes it has."""
+    """The words of a command; a substitution is one word, whatever spaces and quotes it has."""
     command = _SUBSTITUTION.sub(lambda found: found[0].translate(_WITHIN), command)
     try:
         return tuple(word.translate(_AGAIN) for word in shlex.split(command))
