@@ -1,1 +1,2 @@
-"""What all trainers share: the base class, options, limits, and how a launch begins."""
+"""The parts that all trainers share: the base class, options, limits, and the beginning of a
+launch."""

@@ -11,12 +11,12 @@ UNCOMMON_SHAPES = {
     "kv_lora_rank": "latent attention",
     "mtp_layers": "multi-token prediction layers",
 }
-"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with
-what it stands for."""
+"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, with a
+description."""
 
 
 class Abilities:
-    """What a trainer says of itself. What it does not name, it cannot do."""
+    """What a trainer declares about itself. What it does not declare, it does not support."""
 
     name: ClassVar[str]
     """its registered name"""

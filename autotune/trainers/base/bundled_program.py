@@ -24,11 +24,11 @@ DATA = Option(
     is_path=True,
     reach=Reach.FILE,
 )
-"""the option of every trainer that exports such a program"""
+"""option of every trainer that exports such a program"""
 
 
 class BundledTrainer(StepLineTrainer):
-    """A trainer with a bundled program, which builds a model by its config.json."""
+    """A trainer with a bundled program, which builds a model from its config.json."""
 
     reads_config_json = True
     can_import = True
@@ -43,8 +43,8 @@ def program(path: str) -> str:
 
 
 def program_files(trainer: str, workload: Workload) -> dict[str, str]:
-    """The trainer's program as train.py with what it reads: the model's config.json, and where its
-    batches come from."""
+    """The trainer's program as train.py, with the files that it needs: the model's config.json, and
+    batches.py for its data."""
     return {
         "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
         "train.py": program(f"{trainer}/train.py"),
@@ -53,12 +53,12 @@ def program_files(trainer: str, workload: Workload) -> dict[str, str]:
 
 
 def data_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The program's arguments that name its data."""
+    """The program's arguments for its data."""
     return ("--data", options["data"]) if options["data"] else ()
 
 
 def data_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What to know about its data, in words."""
+    """Notes on the program's data."""
     random = (
         "the program trains on random tokens; to train on your own tokens, set the `data` option"
     )
@@ -66,5 +66,5 @@ def data_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def long_options(values: Mapping[str, Any]) -> list[str]:
-    """`--name value` for each."""
+    """`--name value` for each option."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]

@@ -1,13 +1,11 @@
-"""A config with knobs that have no effect set to their neutral value, so that no trainer refuses a
-config for such a knob.
+"""A config with knobs that have no effect set to their neutral value, so that no trainer rejects a
+config because of such a knob.
 
-tp = 1            sequence parallelism has nothing to shard; asynchronous tensor parallelism nothing to overlap
-cp = 1            no style of context parallelism
-ep = 1            no dispatcher, and no all-to-all to hide
-dp * cp = 1       ZeRO has nothing to shard
-zero_stage = 0    no copies of shards
-pp = 1            no schedule, no virtual stages and no split; interleaved 1F1B with one stage per rank is 1F1B
-compile = false   no compiler keeps a budget of activations
+tp = 1            sequence parallelism has nothing to shard; asynchronous tensor parallelism nothing
+to overlap cp = 1            no style of context parallelism ep = 1            no dispatcher, and no
+all-to-all to hide dp * cp = 1       ZeRO has nothing to shard zero_stage = 0    no copies of shards
+pp = 1            no schedule, no virtual stages and no split; interleaved 1F1B with one stage per
+rank is 1F1B compile = false   no compiler with an activation budget
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from autotune.trainers.base.limit import Limit
 
 @lru_cache(maxsize=64)
 def effective(config: ParallelConfig) -> ParallelConfig:
-    """The same training with neutral values where a knob has no effect."""
+    """The same training with neutral values for knobs without effect."""
     is_one_replica = config.dp * config.cp == 1
     is_chunked = config.pp_schedule == "interleaved_1f1b" and config.virtual_stages > 1
     cases: tuple[tuple[bool, dict[str, Any]], ...] = (
@@ -47,8 +45,8 @@ def effective(config: ParallelConfig) -> ParallelConfig:
 def word_limit(
     config: ParallelConfig, knob: str, can: Mapping[str, Any], message: str
 ) -> tuple[Limit, ...]:
-    """A limit if the knob's value is a key of `can`, which maps each value that the trainer cannot
-    express to the nearest that it can."""
+    """A limit if the knob's value is a key of `can`, which maps values that the trainer cannot
+    express to the nearest ones that it can; or else empty."""
     value = getattr(config, knob)
     return (
         (Limit(knob=knob, value=value, message=message, nearest=can[value]),)
@@ -58,8 +56,8 @@ def word_limit(
 
 
 def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...]:
-    """A limit of accelerate and of what is built on it: on CPU ranks it trains with replicated
-    weights, whatever sharding it was asked for."""
+    """A limit of accelerate and of libraries that build on it: on CPU ranks it replicates the
+    weights, whatever sharding is set."""
     if not (workload.cluster.gpu.is_cpu and config.zero_stage):
         return ()
     message = "accelerate shards only on GPUs, and would keep whole weights on CPU ranks"

@@ -1,11 +1,11 @@
-"""The executable of a launch: which file its first argument is on this machine, and which Python
-runs it.
+"""The executable of a launch: the file on this machine that its first argument names, and the
+Python that runs it.
 
-A name without a folder is looked for in the environment that the launch names (`Launch.python`), in
-PATH (the launch's own, where it sets one) and last beside the Python of this process, where its
-`torchrun` is. Where an environment is named, a Python program (`python`, `torchrun`) is that
-environment's or none: what PATH has would train with another Python. A name with a folder is
-relative to the folder in which the launch runs.
+A name without a folder is looked for in the environment of the launch (`Launch.python`), then on
+PATH (of the launch, if it sets one), then next to the Python of this process, which has `torchrun`.
+If an environment is set, a Python program (`python`, `torchrun`) must come from it, because one on
+PATH would train with another Python. A name with a folder is relative to the folder in which the
+launch runs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from pathlib import Path
 from autotune.trainers.launch_files import INTERPRETER, Launch
 
 _BEGINNING_BYTES = 1024
-"""of a program that are read"""
+"""bytes that are read from the beginning of a program"""
 _BEGINNING_LINES = 4
-"""after the first, of a shell script that starts a Python"""
+"""lines after the first that are read from a shell script that starts Python"""
 
 
 def search_path(environment: Mapping[str, str], first: str = "") -> str:
-    """Where programs are looked for; `first`: a folder before all others."""
+    """The folders in which programs are looked for, joined as in PATH. `first`: a folder before all
+    others."""
     return os.pathsep.join([
         *filter(None, [first]), _path(environment), str(Path(sys.executable).parent),
     ])  # fmt: skip
 
 
 def find_executable(launch: Launch) -> str:
-    """The file that is started; empty when this machine has none."""
+    """The path of the executable; empty if this machine has none."""
     name = launch.argv[0]
     if os.path.dirname(name):
         name = os.path.normpath(os.path.join(os.path.abspath(launch.cwd), name))
@@ -50,7 +51,7 @@ def find_executable(launch: Launch) -> str:
 
 
 def is_from_own_environment(launch: Launch) -> bool:
-    """Whether the executable is autotune's own, because nothing else has one of this name."""
+    """Whether the executable was found only in autotune's own environment."""
     name = launch.argv[0]
     is_named = bool(launch.python or os.path.dirname(name))
     return not is_named and not shutil.which(name, path=_path(launch.env))
@@ -62,7 +63,7 @@ def _path(environment: Mapping[str, str]) -> str:
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:
     """The Python that runs an executable: itself, or the one that its first lines name (as in
-    `torchrun`); empty when it is no Python program."""
+    `torchrun`); empty if it is no Python program."""
     if INTERPRETER.fullmatch(Path(executable).name):
         return executable
     try:
@@ -80,9 +81,9 @@ def python_of(executable: str, environment: Mapping[str, str]) -> str:
 
 
 def _executed(lines: list[str]) -> list[str]:
-    """What a shell script of a few lines becomes. pip writes Python programs so where the path of
-    the interpreter is long or has a space: the second line is `'''exec' "/a path/bin/python" "$0"
-    "$@"`."""
+    """The command that a short shell script executes. pip writes Python programs like this if the
+    path of the interpreter is long or contains a space: the second line is `'''exec' "/a
+    path/bin/python" "$0" "$@"`."""
     for line in lines[:_BEGINNING_LINES]:
         first, *rest = _words(line) or [""]
         if first == "exec":
@@ -91,7 +92,7 @@ def _executed(lines: list[str]) -> list[str]:
 
 
 def _words(line: str) -> list[str]:
-    """The words of a line of the shell; none of one that goes on in the next."""
+    """The words of a shell line; empty if the line continues."""
     try:
         return shlex.split(line)
     except ValueError:

@@ -1,10 +1,10 @@
-"""How a trainer deals the layers of a model to the ranks of a pipeline.
+"""How a trainer assigns the layers of a model to the ranks of a pipeline.
 
 even      L/p layers each, and one more on the first ranks if p does not divide L
-by_cost   every rank is filled up to its share of the weights that are multiplied; the output projection counts as layers of the same weight (nanotron,
-          `get_block_compute_costs`). A rank that reaches its share exactly is full: a 1B of 16 layers whose projection weighs as much as four ran with 10
-          layers on the first of two ranks and 5 on each of four (steps of 51% and 26% of a whole micro-batch, 50% and 25% of the weights, and memory of as
-          much), not with 11 and 6
+by_cost   every rank is filled up to its share of the multiplied weights; the output projection counts as layers with the same weights (nanotron,
+          `get_block_compute_costs`). A rank that reaches its share exactly is full: a 1B model with 16 layers, whose projection has as many weights as
+          four layers, ran with 10 layers on the first of two ranks and 5 on each of four, not with 11 and 6 (steps of 51% and 26% of a whole
+          micro-batch, 50% and 25% of the weights, and memory accordingly)
 edges     embedding and output projection count as one layer each (the knob pp_split): (L+2)/p units per rank, one more on ranks in the middle if p does
           not divide L+2; each layer of multi-token prediction counts as two, because it has a loss of its own
 """
@@ -14,19 +14,19 @@ from __future__ import annotations
 from autotune.spec import ModelSpec
 
 SPLIT_BY_COST = frozenset({"nanotron"})
-"""names of the trainers that deal layers by their cost"""
+"""trainers that split layers by cost"""
 
 
 def layer_split(trainer: str) -> str:
-    """How this trainer deals layers when the config leaves it to it: even or by_cost."""
+    """The trainer's split if the config does not set one: even or by_cost."""
     return "by_cost" if trainer in SPLIT_BY_COST else "even"
 
 
 def cut_layers(model: ModelSpec, p: int, split: str = "even") -> list[float]:
-    """Layers on each of `p` ranks, without those of multi-token prediction."""
+    """Number of layers on each of `p` ranks, without those for multi-token prediction."""
     total = model.num_layers
     if p > 4 * total:
-        # the laws of the space refuse such a config; any small answer will do
+        # the rules of a space exclude such a config, so any small result will do
         return [1.0] * min(p, 3)
     if split == "even":
         return [float(total // p + (rank < total % p)) for rank in range(p)]

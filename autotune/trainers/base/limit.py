@@ -22,16 +22,16 @@ class Limit:
     value: Any
     """the value that cannot be expressed"""
     message: str
-    """why not, in words"""
+    """the reason, as text"""
     nearest: Any = None
-    """the nearest value that the trainer can express; None when there is none"""
+    """the nearest value that the trainer can express; None if there is none"""
     remedy: str = ""
-    """what else would do, in words"""
+    """another way to reach the goal, as text"""
 
     @property
     def way_out(self) -> str:
-        """What to do instead, in words: the nearest value, the remedy, and of a degree that has
-        neither a single rank. Empty where nothing is known."""
+        """What to do instead, as text: the nearest value and the remedy. For a parallel degree
+        without either, the degree 1. Empty if nothing helps."""
         nearest = "" if self.nearest is None else f"nearest: {self.knob}={value_word(self.nearest)}"
         if nearest or self.remedy:
             return "; ".join(filter(None, (nearest, self.remedy)))
@@ -54,21 +54,21 @@ class Limit:
 
 
 class Rule(NamedTuple):
-    """What a trainer cannot express, and whether a config asks for it."""
+    """A value that a trainer cannot express, and whether a config has it."""
 
     is_broken: object
-    """whether it does"""
+    """whether the config has it, as any truthy value"""
     knob: str
     """as in `Limit`"""
     message: str
     nearest: Any = None
     remedy: str = ""
     value: Any = None
-    """of a knob that is no field of config, model or workload"""
+    """the value of a knob that is not a field of config, model or workload"""
 
 
 def broken(workload: Workload, config: ParallelConfig, *rules: Rule) -> list[Limit]:
-    """The limits of those rules that the config breaks, in their order."""
+    """The limits of the rules that the config violates, in order."""
     owners = {"": config, "model": workload.model, "workload": workload}
     limits = []
     for _, knob, message, nearest, remedy, value in filter(lambda rule: rule.is_broken, rules):
@@ -81,8 +81,8 @@ def broken(workload: Workload, config: ParallelConfig, *rules: Rule) -> list[Lim
 
 
 def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
-    """Raises an `ExportError` that names every limit; does nothing when there is none. `can_move`:
-    whether it has the option `nearest`."""
+    """Raises an `ExportError` that names all limits, if there are any. `can_move`: whether the
+    trainer has the option `nearest`."""
     found = tuple(limits)
     if not found:
         return
@@ -99,8 +99,8 @@ def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
 def moved(
     workload: Workload, config: ParallelConfig, limits: Iterable[Limit]
 ) -> tuple[Workload, ParallelConfig]:
-    """Workload and config with the nearest values in the place of those that cannot be expressed;
-    each limit must have one."""
+    """Workload and config with the nearest values that can be expressed; each limit must have
+    one."""
     found = tuple(limits)
     model = {
         limit.knob.removeprefix("model."): limit.nearest
@@ -119,5 +119,5 @@ def moved(
 
 
 def next_multiple(value: int, unit: int) -> int:
-    """The least multiple of `unit` that is not below `value`: what a remedy names."""
+    """The smallest multiple of `unit` that is at least `value`, for remedies."""
     return -(-value // unit) * unit

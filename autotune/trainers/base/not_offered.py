@@ -1,8 +1,7 @@
-"""Reasons for which a trainer has nothing for a knob: what `Trainer.cannot` says, in words that
-several trainers share.
+"""Reasons why trainers do not support a knob, for `Trainer.cannot`: texts that several trainers
+share.
 
-A trainer that has a knob of its own for one of these takes the knob out of its `cannot` and reads
-it.
+A trainer that supports one of these knobs removes it from its `cannot` and adds it to `reads`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ NOT_SET: Mapping[str, str] = dict.fromkeys(
     ),
     UNSET,
 )  # fmt: skip
-"""knobs and values that the launches of most trainers leave as they are"""
+"""knobs and values that the launches of most trainers do not set"""
 
 
 def without(*names: str) -> dict[str, str]:
-    """`NOT_SET` without these knobs and values, which a trainer reads."""
+    """`NOT_SET` without these knobs and values, which a trainer supports."""
     return {name: reason for name, reason in NOT_SET.items() if name not in names}

@@ -1,10 +1,11 @@
 """The user's own program, which a trainer starts with the configuration files that it writes.
 
-The program runs in its own folder `cwd`, so that the files that it opens are found there; its
-arguments name the configuration files by their whole path. In a spec that is a file, `cwd` is that
-file's folder where the program's path is relative (`autotune.schema.files`).
+The program runs in the folder `cwd`, so that it finds its own files. Its arguments name the
+configuration files by absolute paths. If the spec is a file and the program's path is relative,
+`cwd` defaults to the spec's folder (`autotune.schema.files`).
 
-The name of what trains: runs of one name are of one program, whose level of speed they share.
+`program_name` identifies what trains. Runs with the same name are taken as runs of one program and
+share its correction of predicted step times.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _PYTHON = (".py", ".pyz")
 
 
 def program_name(trainer: str, options: Mapping[str, Any]) -> str:
-    """The trainer's name; of the `command` trainer the file or module that its words start."""
+    """The trainer's name; for the `command` trainer, the file or module that the command starts."""
     return trainer if trainer != COMMAND else name_in(options.get("argv") or ())
 
 
 def name_in(words: Sequence[Any]) -> str:
-    """The file or module of Python that a command starts, else its last word before options; empty
-    without words."""
+    """The Python file or module that a command starts, or else its first word; empty without
+    words."""
     plain = [word for word in words if isinstance(word, str)]
     for at, word in enumerate(plain):
         if (
@@ -60,11 +61,12 @@ CWD = Option(
     reach=Reach.PROGRAM,
 )
 PROGRAM_OPTIONS = ("script", "entrypoint")
-"""options that name a program"""
+"""options for a program"""
 
 
 def in_its_folder(launch: Launch, options: Mapping[str, Any]) -> Launch:
-    """The launch with its program in the folder of the option `cwd`, if it is set."""
+    """The launch with its program in the folder of the option `cwd`, if that is set. Raises
+    `SpecError` for a folder without a program, and for a relative one."""
     folder = options.get(CWD.name)
     if not folder or launch.cwd:
         return launch

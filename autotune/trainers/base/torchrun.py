@@ -2,9 +2,9 @@
 
     world_size = tp * pp * dp * cp = nnodes * nproc_per_node
 
-Every node runs the same command but for its number. Several nodes meet at `master_addr:master_port`
-on node 0: the static rendezvous of torch.distributed.run, in which node 0 has rank 0. One node
-finds a free port by itself (`--standalone`).
+Every node runs the same command, except for its number. With several nodes, the rendezvous is
+`master_addr:master_port` on node 0: the static one of torch.distributed.run, in which node 0 has
+rank 0. A single node finds a free port itself (`--standalone`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Placement:
     """Ranks on nodes."""
 
     nnodes: int
-    """nodes, >= 1"""
+    """number of nodes, >= 1"""
     nproc_per_node: int
     """ranks on each node, >= 1"""
     has_gpus: bool = field(default=True, compare=False)
-    """one per rank; otherwise ranks are on CPUs"""
+    """whether each rank has a GPU; otherwise ranks are CPU processes"""
 
     @property
     def gpus_per_node(self) -> int:
@@ -36,13 +36,13 @@ class Placement:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Total number of ranks."""
         return self.nnodes * self.nproc_per_node
 
 
 def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
-    """The smallest number of nodes with equally many ranks that holds the config. Raises
-    `ExportError` when the cluster has too few."""
+    """The placement on the smallest number of nodes with equally many ranks. Raises `ExportError`
+    if the cluster has too few."""
     world = config.world_size
     per_node = next(n for n in range(min(world, cluster.gpus_per_node), 0, -1) if world % n == 0)
     if world // per_node > cluster.num_nodes:
@@ -57,18 +57,18 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
 
 
 def meeting(options: Mapping[str, Any]) -> tuple[str, str]:
-    """Address and port where several nodes meet: the trainer's options, or the words that stand for
-    what is known when the nodes start."""
+    """(address, port) of the rendezvous for several nodes: the trainer's options, or placeholders
+    that are replaced when the nodes start."""
     return options["master_addr"] or MASTER_ADDR, str(options["master_port"] or MASTER_PORT)
 
 
 def meeting_variables(placement: Placement) -> dict[str, str]:
-    """Where the nodes of a program that is told nothing by arguments meet, as launchers read it by
-    themselves; empty for one node.
+    """Environment variables with the rendezvous, for a program whose command does not contain it;
+    empty for one node.
 
-    torchrun takes the default of an option --some-name from PET_SOME_NAME
-    (torch/distributed/argparse_util.py, class `env`); an option that is given wins. So a plain
-    `torchrun train.py` runs on several nodes as it is.
+    torchrun reads the default of an option --some-name from PET_SOME_NAME
+    (torch/distributed/argparse_util.py, class `env`); an option on the command line takes
+    precedence. So `torchrun train.py` runs on several nodes unchanged.
     """
     if placement.nnodes == 1:
         return {}
@@ -83,8 +83,8 @@ def meeting_variables(placement: Placement) -> dict[str, str]:
 def torchrun(
     placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0
 ) -> tuple[str, ...]:
-    """The beginning of the command; the program and its arguments follow. Without address or port
-    the words that stand for them are written."""
+    """The beginning of the command, which the program and its arguments follow. An empty address or
+    port becomes a placeholder."""
     if placement.nnodes == 1:
         rendezvous: tuple[str, ...] = ("--standalone",)
     else:
@@ -107,7 +107,7 @@ def torchrun(
 def ranks_started(
     workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """torchrun for all ranks of a config, with the rendezvous of the options."""
+    """torchrun for all ranks of a config, with the rendezvous from the options."""
     return torchrun(
         place(workload.cluster, config),
         master_addr=options["master_addr"],
@@ -116,8 +116,8 @@ def ranks_started(
 
 
 def tf32_environment(precision: str) -> dict[str, str]:
-    """The variable that switches TF32 for fp32 matrix products on or off; ATen reads it at its
-    start (aten/src/ATen/Context.cpp)."""
+    """The variable that switches TF32 on or off for fp32 matrix products; empty for other
+    precisions. ATen reads it when it is loaded (aten/src/ATen/Context.cpp)."""
     if precision not in ("fp32", "tf32"):
         return {}
     return {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1" if precision == "tf32" else "0"}

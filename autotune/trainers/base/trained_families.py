@@ -1,9 +1,9 @@
-"""Which families of a `config.json` each trainer that ships trains as the file means them, and so
-whom to ask where one cannot.
+"""The families of a `config.json` that each bundled trainer trains exactly, so that messages can name
+trainers for a family.
 
-megatron           what pretrain_gpt.py has flags for             megatron_bridge    what AutoBridge has a bridge for (`register_bridge`, release 0.3)
-nanotron           its classes Llama and Qwen2                    torchtitan         what release 0.3 has the parts of, with the builder of an export
-transformers'      every family that transformers has a class for
+megatron           families that pretrain_gpt.py has flags for       megatron_bridge    families with a bridge in AutoBridge (`register_bridge`, release 0.3)
+nanotron           its classes Llama and Qwen2                       torchtitan         families of release 0.3, with the builder of an export
+transformers'      all families with a class in transformers
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TORCHTITAN: Mapping[str, str] = {
 }
 """builders by family; a model given only by its shape is a Llama"""
 OF_TRANSFORMERS = ("accelerate", "deepspeed", "hf_trainer", "lightning")
-"""trainers that build transformers' own class, as native does of `model: {hf: PATH}`"""
+"""trainers that build transformers' own class, as native does for `model: {hf: PATH}`"""
 SAME_SIZES = "native for a decoder with the same sizes (`model: PATH`)"
 OWN_PROGRAM = "command with your own program"
 _OWN_LOOPS = {
@@ -41,8 +41,7 @@ _OWN_LOOPS = {
 
 
 def who_trains(family: str, *, but: str = "") -> str:
-    """The trainers that train a file of this family, as people read them, without the one that
-    refuses it."""
+    """Text that lists the trainers for a family. `but`: the trainer that rejects it."""
     known = FAMILIES.get(family)
     by_class = (
         (*OF_TRANSFORMERS, "native ({hf: PATH})")

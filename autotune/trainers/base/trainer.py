@@ -1,12 +1,11 @@
-"""The base class of trainers: how to launch a config with somebody's training loop, and how to read
-its log.
+"""The base class of trainers: how to launch a config with an existing training loop, and how to
+read its log.
 
-A trainer is one folder in `autotune/trainers/`. The folder's name is the trainer's name, and the
-last line of its `trainer.py` is `TRAINER = TheClass()`. The class says which knobs it reads
+A trainer is a folder in `autotune/trainers/`. The folder's name is the trainer's name, and the last
+line of its `trainer.py` is `TRAINER = TheClass()`. The class declares which knobs it reads
 (`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes
-the launch (`build`) and reads its own log lines (`parse_line`). Values of a knob that it does not
-name are rejected. The checks that all trainers share, of options, ranks and batch, are in `launch`
-here.
+the launch (`build`) and parses its own log lines (`parse_line`). Values of undeclared knobs are
+rejected. `launch` has the checks of options, ranks and batch that all trainers share.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class Trainer(Abilities, ABC):
 
     @final
     def read_by_its_folder(self, source: Any) -> Reading:
-        """What the function `read` in `read.py` of the trainer's folder returns."""
+        """The result of the function `read` in `read.py` of the trainer's folder."""
         found: Reading = import_module(f"{type(self).__module__.rpartition('.')[0]}.read").read(
             source
         )
@@ -152,8 +151,8 @@ class Trainer(Abilities, ABC):
     def with_own(
         self, options: Mapping[str, Any], *, in_exports: bool = False, **own: Any
     ) -> dict[str, Any]:
-        """The options, completed by those of these that it has. `in_exports`: also by those that a
-        study takes from elsewhere."""
+        """The options, completed with those of `own` that this trainer has. `in_exports`: also with
+        options that only exports use."""
         known = {option.name for option in self.options if in_exports or not option.export_only}
         return {**{name: own[name] for name in own if name in known}, **options}
 
@@ -190,7 +189,7 @@ class Trainer(Abilities, ABC):
 
     def check_options(
         self, options: Mapping[str, Any], own_knobs: Iterable[str]
-    ) -> None:  # nothing to check is the rule
+    ) -> None:  # most trainers have nothing to check
         """Raise `SpecError` for options that are wrong for any config; `own_knobs`: names of the
         study's own knobs. Override it if options are more than plain values."""
 
@@ -267,8 +266,8 @@ class Trainer(Abilities, ABC):
         self.check_options(values, names)
 
     def _check_settings(self, options: Mapping[str, Any]) -> None:
-        """Raises `SpecError` for settings that knobs or options stand for: they would undo what a
-        config says."""
+        """Raises `SpecError` for settings that a knob or an option sets, because they would
+        override the config."""
         given = options.get(SETTINGS.name)
         if not given:
             return
@@ -344,8 +343,10 @@ class Trainer(Abilities, ABC):
         )
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
-        """What the launch could not carry over from the model, as text."""
-        if self.same_data or self.has_own_model:  # the former tries the same decoder in every trial
+        """Notes on properties of the model that the launch does not carry over."""
+        if (
+            self.same_data or self.has_own_model
+        ):  # with same_data, every trial builds the same decoder
             return
         figures = figures_of(workload.model)
         if figures is None:
@@ -369,13 +370,12 @@ class StepLineTrainer(Trainer):
     step_marks: ClassVar[tuple[str, ...]] = ("{",)
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """The object's metrics."""
+        """The metrics in the JSON object of a line."""
         return parse_step_line(line)
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
-    """The option's value. Raise an `ExportError` that says why the option is needed, if it was left
-    out."""
+    """The value of an option. Raises `ExportError` with the reason if it is not set."""
     if not options.get(name):
         raise ExportError(
             f"{because}, but {name} is not set", remedy=f"set the option {name}", field=name

@@ -1,5 +1,5 @@
-"""Options: what a trainer is told beside the config, and what each of them can reach on the machine
-that runs the trials."""
+"""Options of trainers: settings besides the config, and what their values give access to on the
+machine that runs the trials."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from autotune.spec.checks import MAX_PORT, nearest
 from autotune.spec.texts.json_text import RepeatedKeyError, read_json
 
 MAX_OPTION = 4096
-"""characters of an option's value"""
+"""maximum characters of an option's value"""
 
 
 class Reach(StrEnum):
-    """What the value of an option names on the machine that runs the trials. A service lets its
-    callers set options by this."""
+    """What an option's value gives access to on the machine that runs the trials. A service decides
+    by it which options its callers may set."""
 
     NOTHING = "nothing"
     """a number, a flag or a plain word"""
     FILE = "file"
-    """a file, a folder, or the beginning of the names of several files"""
+    """a file, a folder, or the common beginning of several file names"""
     FILES = "files"
     """several of these in one text, with numbers between them"""
     PROGRAM = "program"
     """a program, an interpreter, or the folder in which one runs"""
     ARGUMENT = "argument"
-    """text that a program, or the trainer's own file of settings, gets as it is: it may name
-    anything"""
+    """text that is passed on unchanged to a program or to the trainer's settings file, and so may
+    name anything"""
     ADDRESS = "address"
     """an address or a name on the network"""
     ENVIRONMENT = "environment"
-    """variables of the environment"""
+    """environment variables"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +43,26 @@ class Option:
     """An argument of a trainer that is not part of the config."""
 
     name: str
-    """its key in the spec"""
+    """key in the spec"""
     meaning: str
     """one line of documentation"""
     default: Any = None
-    """its value when it is left out; also determines its type (None: text)"""
+    """value if it is left out; also determines the type (None: text)"""
     export_only: bool = False
-    """whether only exports use it: trials take the value from the study, so a study may not set
+    """whether only exports use it; trials take the value from the study, so a study must not set
     it"""
     is_path: bool = False
-    """whether it may be the path of a file or folder (or the beginning of one): a relative one that
-    exists beside the spec is read as such"""
+    """whether it may be the path, or the beginning of the path, of a file or folder; a relative
+    path that exists next to the spec is resolved"""
     reach: Reach | None = None
-    """what its value names on the machine that runs the trials; None if undeclared, in which case a
-    service rejects it"""
+    """what its value gives access to; None if undeclared, in which case a service rejects it"""
     choices: tuple[str, ...] = ()
-    """the words that it may be; empty if any word is allowed. A number is taken as it is written:
-    YAML reads `version: 0.3` as one"""
+    """allowed words; empty if any word is allowed. A number is converted to text, because YAML
+    parses `version: 0.3` as one"""
     least: int = 0
-    """smallest value of a number"""
+    """minimum of a number"""
     most: int | None = None
-    """largest value of a number; None if any is allowed"""
+    """maximum of a number; None: none"""
 
     def check(self, value: Any) -> Any:
         """`value` in the option's type. Text from a command line is converted to numbers, flags,

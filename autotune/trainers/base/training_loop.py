@@ -1,8 +1,7 @@
-"""The training loop of a workload, by the name under which the cost model keeps its facts and
-constants.
+"""The name of a workload's training loop, by which the cost model keeps facts and constants.
 
-the loop that the workload states (`Workload.loop`), else the one that its trainer declares
-(`Trainer.loop`), else the trainer's own name
+It is the loop that the workload sets (`Workload.loop`), or else the one that its trainer declares
+(`Trainer.loop`), or else the trainer's name.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from autotune.spec.workload import LOOPS, Workload
 
 
 def training_loop(workload: Workload) -> str:
-    """The loop by name."""
+    """The name of the loop."""
     return workload.loop or _declared(workload.trainer)
 
 
 def _declared(trainer: str) -> str:
-    """What the trainer declares; its own name where it declares nothing, or cannot be loaded, which
-    is said where it is used."""
+    """The loop that the trainer declares, or else the trainer's name; also for a trainer that
+    cannot be loaded, which is reported where it is used."""
     if trainer in LOOPS or trainer not in registered(TRAINERS):
         return trainer
     try:

@@ -1,8 +1,8 @@
-"""Trainers whose tensor parallelism leaves experts whole: its ranks hold different experts, and
-each sends its share of the tokens to them.
+"""Trainers whose tensor parallelism does not split experts: each rank holds different experts, and
+ranks exchange their tokens.
 
-Megatron's --expert-tensor-parallel-size 1, as in NVIDIA's recipes. Elsewhere tensor parallelism
-cuts each expert like a dense layer.
+Megatron's --expert-tensor-parallel-size 1, as in NVIDIA's recipes. In other trainers, tensor
+parallelism splits each expert like a dense layer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo", "nvidia_recipe
 
 
 def keeps_experts_whole(workload: Workload) -> bool:
-    """Whether the tensor-parallel ranks of its trainer hold different experts. Where programs can
-    do both, a workload of post-training says which."""
+    """Whether tensor-parallel ranks hold different experts. For programs that support both, a
+    post-training workload sets it."""
     rl = workload.rl
     is_told = rl is not None and rl.engine == "megatron" and rl.whole_experts
     return is_told or training_loop(workload) in WHOLE_EXPERTS

@@ -1,21 +1,21 @@
-"""What autotune's own training loop cannot do with a model that code builds: what needs a plan that
-the model does not bring, and what only the decoder that ships is made for.
+"""Limits of trainers that do not depend on their own code.
 
-Always: DDP and ZeRO 0 to 3 with replicas, accumulation, precision, `recompute=full`, compilation,
-adapters. With a tensor plan: tp. With a split: pp.
+Of autotune's own training loop with a model that code builds: parallelism that needs a plan which
+the model does not provide, and features that exist only in the built-in decoder. Always supported
+are DDP and ZeRO 0 to 3 with replicas, accumulation, precision, `recompute=full`, compilation and
+adapters; tp with a tensor plan, and pp with a split.
 
-What a trainer cannot be told of the workload and its model, whatever the config: from what the
-trainer declares of itself.
+Of any trainer: workloads and models that it does not support, by its `Abilities`.
 
-Launchers in a command, and configs of which they would silently start only a part.
+Of launchers in a command: configs of which they would silently start only a part.
 
     torchrun --standalone, --nnodes=1    each node trains alone
-    accelerate launch                    each node trains alone unless it is told its number (`--machine_rank`); on CPUs it starts one process only
-                                         (accelerate 1.15, commands/launch.py: `launch_command` ends in `simple_launcher` where there is no GPU)
-    deepspeed                            starts all nodes from one of them, or only its own, unless it is told its number (`--no_ssh`)
+    accelerate launch                    each node trains alone without `--machine_rank`; on CPUs it starts only one process
+                                         (accelerate 1.15, commands/launch.py: `launch_command` ends in `simple_launcher` without a GPU)
+    deepspeed                            starts all nodes from one of them, or only its own without `--no_ssh`
 
-A launcher is the first word of the command, or the module that its Python runs. Other programs, and
-launchers inside scripts, are not known.
+The launcher is the first word of the command, or the module that its Python runs. Launchers inside
+scripts are not recognized.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from autotune.trainers.launch_files import INTERPRETER
 
 
 def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
-    """The values that the loop cannot express; none for a model of the catalog or of a shape."""
+    """Values that the loop cannot express for a model built by code; empty for a model of the
+    catalog or one given by its shape."""
     code = workload.model.code
     if workload.model.is_counted:
         return [_counted(workload.model, "native")]
@@ -53,8 +54,8 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 
 
 def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
-    """What the loop cannot do with sequences of unequal length; none for sequences of one length
-    but the knobs that only the former have."""
+    """Limits of the loop for sequences of unequal length. For sequences of equal length, only knobs
+    that require unequal ones."""
     rl = workload.rl
     if rl is None:
         message = (
@@ -85,7 +86,7 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 
 
 def step_rule(rl: PostTraining, c: ParallelConfig) -> Rule:
-    """A config's optimizer step has as many sequences as a step of the workload."""
+    """The rule that a config's optimizer step has as many sequences as that of the workload."""
     return Rule(
         c.global_batch_size != rl.mini_batch,
         "accumulation_steps",
@@ -96,8 +97,8 @@ def step_rule(rl: PostTraining, c: ParallelConfig) -> Rule:
 
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
-    """For a trainer that builds models from shapes: it cannot be given a user's module, nor a model
-    of which the number of weights alone is known."""
+    """Limits of a trainer that builds models from shapes: it cannot use a user's module, nor a
+    model of which only the number of weights is known."""
     if model.is_counted:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
@@ -146,7 +147,7 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule
 
 
 def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
-    """What is written for the layers of the decoder that ships."""
+    """Rules for features that only the built-in decoder has."""
     reason = "only in the built-in decoder, but this model is built by its own code"
     return (
         Rule(c.cp > 1, "cp", f"context parallelism replaces the attention {reason}", 1),
@@ -180,8 +181,8 @@ def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
 
 
 def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
-    """The loop can take the loss of transformers' own classes in their output projection, chunk by
-    chunk."""
+    """Rules for the loss: only for transformers' own classes can the loop compute it in chunks, in
+    the output projection."""
     return (
         Rule(
             c.loss != "own" and code.module,
@@ -199,11 +200,12 @@ def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
 
 
 OTHERS = f"a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or {OWN_PROGRAM}"
-"""who may train a model that a trainer does not build"""
+"""trainers that may train a model that a trainer does not build"""
 
 
 def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -> list[Limit]:
-    """Optimizer, packed documents, weights in bf16 alone, stored scores, and adapters."""
+    """Limits for optimizer, packed documents, post-training, pure bf16, stored attention scores,
+    loop and adapters."""
     rl, peft, name = workload.rl, workload.peft, trainer.name
     what = (
         "sequences of unequal length"
@@ -271,13 +273,13 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
 
 
 def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
-    """A module of the user's, a family that it would train as another, and shapes that it does not
-    build."""
+    """Limits for a user's module, a family that the trainer would train as another one, and shapes
+    that it does not build."""
     model = workload.model
     if not (trainer.trains_modules or trainer.has_own_model):
         yield from module_limits(model, trainer.name)
     if model.code is not None and trainer.trains_modules:
-        return  # its code builds it, whatever its shape
+        return  # its own code builds the model
     figures = figures_of(model)
     if model.mtp_layers and "mtp_layers" not in trainer.shapes:
         message = f"the {trainer.name} trainer builds no {UNCOMMON_SHAPES['mtp_layers']}"
@@ -290,7 +292,7 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
             remedy=remedy,
         )
     if figures is not None and trainer.reads_config_json:
-        known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
+        known = FAMILIES.get(figures.family)  # None for families that are not in the table
         if known is not None and not known.has_class:
             message = f"the {trainer.name} trainer builds the transformers class that config.json names, but transformers has no class for this model"
             remedy = f"use {who_trains(figures.family)}"
@@ -314,29 +316,30 @@ MODULES = {
     "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
 }
+"""modules that start launchers"""
 MACHINES = (
     *("--multi_gpu", "--num_machines={nnodes}", "--machine_rank={node_rank}"),
     *("--main_process_ip={master_addr}", "--main_process_port={master_port}"),
 )
-"""options of `accelerate launch` for several nodes; without the first, nodes of one GPU each train
-alone (commands/launch.py of accelerate 1.15)"""
+"""options of `accelerate launch` for several nodes; without the first one, nodes with one GPU each
+train alone (commands/launch.py of accelerate 1.15)"""
 _FORMS_RANKS = ("--multi_gpu", "--config_file", "--use_fsdp", "--use_deepspeed")
-"""options with any of which it forms ranks on nodes of one GPU each too"""
+"""options each of which also makes nodes with one GPU train together"""
 DEEPSPEED_ONE = ("--num_gpus={nproc_per_node}", "--master_port={master_port}")
 """options of `deepspeed` on one node"""
 DEEPSPEED_NODES = (
     *("--hostfile=hostfile", "--no_ssh", "--num_nodes={nnodes}", "--num_gpus={nproc_per_node}"),
     *("--node_rank={node_rank}", "--master_addr={master_addr}", "--master_port={master_port}"),
 )
-"""those for several nodes. Without a hostfile (a line `HOST slots=GPUS` for each node) DeepSpeed
-knows one node and refuses any other rank (launcher/runner.py)"""
+"""options of `deepspeed` for several nodes. Without a hostfile (a line `HOST slots=GPUS` per node)
+DeepSpeed knows only one node and rejects any other rank (launcher/runner.py)"""
 
 
 def launcher_limits(
     argv: Sequence[str], placement: Placement, cluster: ClusterSpec
 ) -> Iterator[Limit]:
-    """Why the launcher in this command would start fewer ranks than the config has, or apart from
-    each other. `argv`: as the spec has it."""
+    """Limits if the launcher in this command would start fewer ranks than the config has, or nodes
+    that train separately. `argv`: as in the spec."""
     name = _launcher(argv)
     if (
         name == "accelerate"
@@ -356,7 +359,7 @@ def launcher_limits(
 
 
 def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] | None:
-    """Why each node would train alone, and what to do; None when the nodes meet."""
+    """(why each node would train alone, remedy); None if the nodes train together."""
     if name == "torchrun" and (_has(argv, "--standalone") or _has(argv, "--nnodes", "1")):
         option = "--standalone" if _has(argv, "--standalone") else "--nnodes=1"
         return (
@@ -387,7 +390,7 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
 
 
 def _launcher(argv: Sequence[str]) -> str:
-    """The launcher's name; empty when the command has none that is known."""
+    """Name of the launcher; empty if the command has no known one."""
     first = os.path.basename(argv[0]) if argv else ""
     if INTERPRETER.fullmatch(first) and "-m" in argv[:-1]:
         return MODULES.get(argv[argv.index("-m") + 1], "")
@@ -397,8 +400,8 @@ def _launcher(argv: Sequence[str]) -> str:
 
 
 def _has(argv: Sequence[str], option: str, value: str = "") -> bool:
-    """Whether the option is there, with that value if one is given; it may be written with hyphens
-    inside, too."""
+    """Whether the command has the option, with this value if one is given. Dashes and underscores
+    in names are equal."""
     for place, word in enumerate(argv):
         name, _, rest = word.partition("=")
         if name.replace("_", "-") == option.replace("_", "-"):
