@@ -280,7 +280,7 @@ def _settings(started: Started) -> dict[str, Any]:
     return {**settings, "deepspeed": file} if isinstance(file, str) else settings
 
 
-def _of_accelerate(started: Started, name: str) -> str:
+def _accelerate_option(started: Started, name: str) -> str:
     """The value of an option of `accelerate launch`; empty if it is not set."""
     return started.option(name) if started.launcher == "accelerate" else ""
 
@@ -317,11 +317,11 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
 def unread_files(started: Started, base: Path) -> Iterator[str]:
     """Notes on what is assumed about files that the launch names but that were not found."""
     settings = _settings(started)
-    of_launcher = _of_accelerate(started, "deepspeed_config_file")
+    of_launcher = _accelerate_option(started, "deepspeed_config_file")
     for name, file in (
         ("deepspeed", of_launcher or settings.get("deepspeed")),
         ("fsdp", settings.get("fsdp_config")),
-        ("accelerate", _of_accelerate(started, "config_file")),
+        ("accelerate", _accelerate_option(started, "config_file")),
     ):
         endings = (*DOCUMENTS, ".conf") if name == "deepspeed" else DOCUMENTS
         is_file = isinstance(file, str) and PurePosixPath(file).suffix.lower() in endings
@@ -335,7 +335,7 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
             yield f"{UNREAD}{file} was not found, so ZeRO stage {stage} is assumed{why}"
 
 
-def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def _knobs_of_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """Knobs that accelerate's DeepSpeed plugin fixes besides the stage."""
     plugin = document.get("deepspeed_config")
     if document.get("distributed_type") != "DEEPSPEED":
@@ -349,7 +349,7 @@ def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 def _accelerate_file(started: Started, base: Path) -> Mapping[str, Any]:
     """The contents of the file of `accelerate launch --config_file`; empty if there is none."""
-    return document_in(base / _of_accelerate(started, "config_file"))
+    return document_in(base / _accelerate_option(started, "config_file"))
 
 
 def runs_deepspeed(started: Started, base: Path) -> bool:
@@ -414,7 +414,9 @@ def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
         with suppress(SpecError):
             found = trainer(name).read_config(PresentConfiguration(files={file_name: text})).knobs
             values = {knob: found[knob] for knob in knobs if found.get(knob) is not None}
-            plugin = _by_plugin(document_of(file_name, text), base) if name == "accelerate" else {}
+            plugin = (
+                _knobs_of_plugin(document_of(file_name, text), base) if name == "accelerate" else {}
+            )
             return values | plugin
     lower_name = path.name.lower()
     if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", lower_name):

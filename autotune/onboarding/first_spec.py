@@ -287,8 +287,8 @@ def _first_draft(
         if program is not None:
             cwd = started_in(path, document)
             file = os.path.relpath(path.resolve(), cwd.resolve())
-            told = Settings(program=program, document=document, source=path, cwd=cwd, file=file)
-            return settings_draft(told, Place(cluster), model=model, folder=folder)
+            settings = Settings(program=program, document=document, source=path, cwd=cwd, file=file)
+            return settings_draft(settings, Place(cluster), model=model, folder=folder)
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(
                 f"{path.name} is a {foreign} configuration, which autotune does not support",

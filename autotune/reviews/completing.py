@@ -56,7 +56,7 @@ _OF_SPEC = {"precision": "space.precision", "config": "baseline", "cluster": "cl
 
 def completed(
     found: Target,
-    said: Mapping[str, Any],
+    user_values: Mapping[str, Any],
     local_cluster: Callable[[], ClusterSpec] | None,
     log: str | None,
     *,
@@ -64,13 +64,13 @@ def completed(
 ) -> tuple[dict[str, Any], list[Missing], tuple[str, ...]]:
     """(the spec with the user's values; missing values; sentences on unknown values that are
     assumed to be at their limit)."""
-    document = _with_said(found, said)
+    document = _with_user_values(found, user_values)
     generates = "rl" in document and not found.is_spec
     answered: tuple[str, ...] = ()
     if log is not None and generates:
         changed, answered = answered_by_log(document, log)
         document |= changed
-    open_keys = _open_keys(found, said, document, local_cluster)
+    open_keys = _open_keys(found, user_values, document, local_cluster)
     open_keys = [key for key in open_keys if key not in answered]
     bounds: tuple[str, ...] = ()
     if generates and not {"workload.seq_len", "rl.prompts"} & set(open_keys):
@@ -78,29 +78,31 @@ def completed(
         # would count as an error of the prediction
         parts = ("rl.prompt_lengths",) if is_measured else ("rl.", "rollout.")
         bounded = [key for key in open_keys if key.startswith(parts)]
-        seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
+        seq_len = user_values.get("seq_len") if "workload.seq_len" in found.fill_in else None
         changed, bounds = at_the_longest(document, bounded, seq_len)
         document |= changed
         open_keys = [key for key in open_keys if key not in bounded]
-    shell_values = [] if said.get("config") else _shell_values(found)
-    keys = (_missing(found, said, key, has_log=log is not None) for key in open_keys)
+    shell_values = [] if user_values.get("config") else _shell_values(found)
+    keys = (_missing(found, user_values, key, has_log=log is not None) for key in open_keys)
     return document, [*shell_values, *keys], bounds
 
 
-def _with_said(found: Target, said: Mapping[str, Any]) -> dict[str, Any]:
+def _with_user_values(found: Target, user_values: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with the user's values."""
     document = dict(found.document)
     workload_values = {
-        key: said[name] for name, key in OF_WORKLOAD.items() if said.get(name) is not None
+        key: user_values[name]
+        for name, key in OF_WORKLOAD.items()
+        if user_values.get(name) is not None
     }
     document["workload"] = {**(document.get("workload") or {}), **workload_values}
     if found.is_spec:  # a draft has them already
-        document |= {key: said[key] for key in ("model", "cluster") if said.get(key)}
-    if said.get("precision"):
-        document |= _with_precision(document, said["precision"])
-    if said.get("config"):
-        document["baseline"] = said["config"]
-        document |= {} if found.is_spec else _with_config(document, said["config"])
+        document |= {key: user_values[key] for key in ("model", "cluster") if user_values.get(key)}
+    if user_values.get("precision"):
+        document |= _with_precision(document, user_values["precision"])
+    if user_values.get("config"):
+        document["baseline"] = user_values["config"]
+        document |= {} if found.is_spec else _with_config(document, user_values["config"])
     return document
 
 
@@ -129,19 +131,23 @@ def _with_fixed(launcher: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
 
 def _open_keys(
     found: Target,
-    said: Mapping[str, Any],
+    user_values: Mapping[str, Any],
     document: Mapping[str, Any],
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> list[str]:
     """Keys of the spec that neither the launch nor the user sets."""
-    one_gpu = _one_gpu(found, said)
+    one_gpu = _one_gpu(found, user_values)
     known = {"trainer.argv", "trainer.cwd"}
-    known |= {f"workload.{key}" for name, key in OF_WORKLOAD.items() if said.get(name) is not None}
-    known |= {key for name, key in _OF_SPEC.items() if said.get(name)}
+    known |= {
+        f"workload.{key}" for name, key in OF_WORKLOAD.items() if user_values.get(name) is not None
+    }
+    known |= {key for name, key in _OF_SPEC.items() if user_values.get(name)}
     if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
         known.add("model")
     keys = [key for key in found.fill_in if key not in known or (key == "cluster" and one_gpu)]
-    if one_gpu or (not said.get("cluster") and _is_elsewhere(found, document, local_cluster)):
+    if one_gpu or (
+        not user_values.get("cluster") and _is_elsewhere(found, document, local_cluster)
+    ):
         keys.append("cluster")
     if "baseline" not in document and not found.is_spec:
         keys.append("baseline")
@@ -176,25 +182,25 @@ def _shell_values(found: Target) -> Iterator[Missing]:
             )
 
 
-def _missing(found: Target, said: Mapping[str, Any], key: str, *, has_log: bool) -> Missing:
+def _missing(found: Target, user_values: Mapping[str, Any], key: str, *, has_log: bool) -> Missing:
     """The missing value of a key, with how to set it."""
     write_it = (
         f"create a spec with autotune init {found.name} -o study.yaml, and set {key} in that spec"
     )
-    what, remedy = _HOW.get(key, (key, write_it))
+    missing, remedy = _HOW.get(key, (key, write_it))
     if has_log and key.startswith(("rl.", "rollout.")):
         remedy = f"the log does not contain this value; {write_it}"
-    elif key == "cluster" and (one_gpu := _one_gpu(found, said)):
-        what = f"the number of GPUs, because {one_gpu} is only a GPU type"
+    elif key == "cluster" and (one_gpu := _one_gpu(found, user_values)):
+        missing = f"the number of GPUs, because {one_gpu} is only a GPU type"
         remedy = f"set nodes and GPUs per node, e.g. --cluster {one_gpu}-1x8"
     elif key == "cluster" and found.asked:
         remedy = f"set the type of the {found.asked[0]} x {found.asked[1]} GPUs that the launch requests, e.g. --cluster h100-sxm"
     elif key == "baseline":
-        what, remedy = _no_baseline(found, what, remedy)
-    return Missing(what=what, remedy=remedy)
+        missing, remedy = _no_baseline(found, missing, remedy)
+    return Missing(what=missing, remedy=remedy)
 
 
-def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
+def _with_config(document: Mapping[str, Any], config: str) -> dict[str, Any]:
     """The changed sections of the spec for a config of the user: knobs for which the program has no
     option are fixed."""
     launcher, space = document.get("trainer"), document.get("space")
@@ -203,7 +209,7 @@ def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
     template = str({key: value for key, value in launcher.items() if key != "fixed"})
     fixed = {
         name: value
-        for name, value in _with_accumulation(document, knobs_of(said)).items()
+        for name, value in _with_accumulation(document, knobs_of(config)).items()
         if name not in ("dp", "extra") and re.search(rf"\{{[^{{}}]*\b{name}\b", template) is None
     }
     return {
@@ -227,14 +233,14 @@ def _with_accumulation(document: Mapping[str, Any], knobs: Mapping[str, Any]) ->
     return knobs if batch % per_step else {"accumulation_steps": batch // per_step, **knobs}
 
 
-def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
+def _no_baseline(found: Target, missing: str, remedy: str) -> tuple[str, str]:
     """(why there is no current config, what to do). If it violates a rule, with the lines of the
     launch that do."""
     baseline_note = next(
         (note for note in found.notes if note.startswith(("no baseline", NOT_VALID))), ""
     )
     if not baseline_note:
-        return what, remedy
+        return missing, remedy
     reason_and_remedy = re.sub(_OF_A_BASELINE, "", baseline_note.removeprefix(NOT_VALID))
     why, _, rest = reason_and_remedy.partition("; ")
     if places := lines_of_values(why, found.texts):
@@ -274,8 +280,8 @@ def _open_nodes(started: Started | None) -> str:
     return nodes if nodes.startswith("$") and started is not None and started.nodes == 1 else ""
 
 
-def _one_gpu(found: Target, said: Mapping[str, Any]) -> str:
+def _one_gpu(found: Target, user_values: Mapping[str, Any]) -> str:
     """The GPU type that was passed as cluster, if the launch does not give the number of GPUs;
     empty if the cluster is known."""
-    name = str(said.get("cluster") or "")
+    name = str(user_values.get("cluster") or "")
     return name if name in catalog.gpu_names() and found.asked is None and not found.is_spec else ""

@@ -137,7 +137,7 @@ def _sharding_advice(
         micro_batch_size=1,
         accumulation_steps=config.global_batch_size // config.dp,
     )
-    for other, beside in (
+    for other, condition in (
         (replace(config, zero_stage=3), ""),
         (cheapest, " with full recomputation and a micro-batch of 1"),
     ):
@@ -147,7 +147,7 @@ def _sharding_advice(
             states = float(parts.weights) + float(parts.gradients) + float(parts.optimizer)
             return (
                 f"with zero_stage={config.zero_stage}, each rank holds {format_bytes(states)} of weights, gradients and optimizer states; if FSDP or ZeRO 3 shards these across {config.dp} ranks"
-                f"{beside}, a rank needs {format_bytes(float(found.peak_memory_bytes))} in all, {'plus memory that is not predicted' if is_lower_bound else 'which fits'}"
+                f"{condition}, a rank needs {format_bytes(float(found.peak_memory_bytes))} in all, {'plus memory that is not predicted' if is_lower_bound else 'which fits'}"
             )
     return None
 

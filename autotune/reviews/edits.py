@@ -327,11 +327,16 @@ class _Evaluated:
         """The config without each change that is not certain to gain, neither alone nor with the
         others."""
         for group in _groups(self._config, best):
-            alone, beside = self._alone(group, best), self._beside(group, best)
+            alone, with_others = self._alone(group, best), self._beside(group, best)
             if alone is not None and alone.low > SURELY:
                 continue
             rest = self._rest(group, best)
-            if beside is not None and beside.low <= SURELY and rest is not None and rest != best:
+            if (
+                with_others is not None
+                and with_others.low <= SURELY
+                and rest is not None
+                and rest != best
+            ):
                 return self._of_sure_parts(rest) if rest != self._config else self._config
         return best
 
@@ -454,8 +459,8 @@ def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelCo
     second."""
     groups = _groups(before, after)
     for group in groups:
-        for some in ([group], [each for each in groups if each != group]):
-            if (config := _with(before, after, some)) is not None:
+        for chosen in ([group], [each for each in groups if each != group]):
+            if (config := _with(before, after, chosen)) is not None:
                 yield config
     yield after
 

@@ -52,9 +52,9 @@ class Recommended:
     """the reason"""
 
 
-def recommended(text: str, **said: Any) -> tuple[Any, str]:
-    """(the answer as a JSON document, the reason) for a TrainJob or an AdmissionReview. `said`:
-    arguments of `review_texts`. Raises `SpecError` for any other text."""
+def recommended(text: str, **arguments: Any) -> tuple[Any, str]:
+    """(the answer as a JSON document, the reason) for a TrainJob or an AdmissionReview.
+    `arguments`: as for `review_texts`. Raises `SpecError` for any other text."""
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
         ) from None
     kind = document.get("kind") if isinstance(document, Mapping) else None
     if kind == "TrainJob":
-        found = of_job(document, **said)
+        found = of_job(document, **arguments)
         return list(found.patch), found.words
     if kind != "AdmissionReview" or not isinstance(document.get("request"), Mapping):
         raise SpecError(
@@ -71,11 +71,11 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
             remedy="print a TrainJob with kubectl get trainjob NAME -o yaml",
             field="TARGET",
         )
-    found = _admitted(document["request"], said)
+    found = _admitted(document["request"], arguments)
     return _response(str(document["request"].get("uid", "")), found), found.words
 
 
-def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommended:
+def _admitted(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Recommended:
     """The recommendation for an admission request."""
     job = request.get("object")
     if (
@@ -88,7 +88,7 @@ def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommende
     if annotations.get(PLUGIN) != NAME:
         return Recommended((), "")
     try:
-        return of_job(job, **said)
+        return of_job(job, **arguments)
     except AutotuneError as error:
         return Recommended((), str(error))
 
@@ -104,17 +104,17 @@ def _response(uid: str, found: Recommended) -> dict[str, Any]:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
+def of_job(job: Mapping[str, Any], **arguments: Any) -> Recommended:
     """The recommended change of a TrainJob. Raises the errors of `review_texts`."""
     text = _text(job)
-    found = review_texts({_FILE: text}, **said)
+    found = review_texts({_FILE: text}, **arguments)
     if any("precision" in edit.changes for edit in found.edits) and found.config is not None:
         # the user decides about the precision
-        said = {
-            **said,
+        arguments = {
+            **arguments,
             "precision": found.config.precision,
         }
-        found = review_texts({_FILE: text}, **said)
+        found = review_texts({_FILE: text}, **arguments)
     if found.missing:
         missing = "; ".join(f"{each.what} ({each.remedy})" for each in found.missing)
         return Recommended((), f"no change: the launch lacks {missing}")
@@ -125,7 +125,7 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
         return Recommended(
             (), f"no change: {', '.join(found.unplaced)} cannot be added to the job's arguments"
         )
-    if review_texts({_FILE: _text(after)}, **said).config != found.together.config:
+    if review_texts({_FILE: _text(after)}, **arguments).config != found.together.config:
         return Recommended((), "no change: the edited job would not train with the proposed config")
     return Recommended(tuple(_operations(json.loads(json.dumps(job)), after, "")), _why(found))
 

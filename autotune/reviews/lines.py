@@ -130,9 +130,9 @@ def _without_rewritten(lines: dict[str, list[str]], changes: list[Change]) -> li
 
 
 def _is_made(
-    lines: dict[str, list[str]], among: dict[str, list[str]], change: Change, beside: str | None
+    lines: dict[str, list[str]], among: dict[str, list[str]], change: Change, keyword: str | None
 ) -> bool:
-    """Makes the change in one of these texts; False if no text has a place for it. `beside`: the
+    """Makes the change in one of these texts; False if no text has a place for it. `keyword`: the
     keyword argument after which a new one is written; None: the option is no keyword argument."""
     values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
     if change.file and change.new in values:
@@ -140,7 +140,7 @@ def _is_made(
     if any(_applied(lines[name], name, change) for name in among) or _is_automatic(lines, change):
         return True
     return bool(
-        _added(among, change) if beside is None else _add_keyword_argument(among, change, beside)
+        _added(among, change) if keyword is None else _add_keyword_argument(among, change, keyword)
     )
 
 
@@ -472,7 +472,7 @@ def _with_argument(lines: list[str], change: Change) -> list[int]:
 
 
 def _add_keyword_argument(
-    lines: Mapping[str, list[str]], change: Change, beside: str
+    lines: Mapping[str, list[str]], change: Change, keyword: str
 ) -> list[tuple[str, int]]:
     """Adds a keyword argument to a call that no text has because its default applied so far.
     Returns the place."""
@@ -481,7 +481,7 @@ def _add_keyword_argument(
         re.search(rf"\b{key}\b", line) for text in lines.values() for line in text
     ):
         return []
-    place = re.compile(rf"(?:^|[(,])\s*{beside}\s*=(?!=)\s*[^\s,#()]+")
+    place = re.compile(rf"(?:^|[(,])\s*{keyword}\s*=(?!=)\s*[^\s,#()]+")
     is_plain = re.fullmatch(r"True|False|None|[\d.]+", change.new) is not None
     for name, text in lines.items():
         for at, line in enumerate(text):
@@ -665,8 +665,8 @@ def _appended(lines: list[str], change: Change) -> int | None:
     cut = words.start() + len(re.sub(r"(?:\s|\\(?=\n))+\Z", "", words[0])) if words else 0
     at = begin + text.count("\n", 0, cut)
     column = cut - (text.rfind("\n", 0, cut) + 1)
-    said = change.name if change.new == "" else f"{change.name} {change.new}"
-    lines[at] = f"{lines[at][:column]} {said}{lines[at][column:]}"
+    words_added = change.name if change.new == "" else f"{change.name} {change.new}"
+    lines[at] = f"{lines[at][:column]} {words_added}{lines[at][column:]}"
     return at
 
 

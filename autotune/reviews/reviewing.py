@@ -90,7 +90,7 @@ def review(
     is about to start on this machine, from the program it starts and its (nodes, ranks per node).
     Raises `SpecError` if the target is no launch.
     """
-    said = {
+    user_values = {
         "model": model,
         "cluster": cluster,
         "seq_len": seq_len,
@@ -101,13 +101,13 @@ def review(
     if isinstance(target, str) and "\n" in target:
         with named_text(target) as named:
             found = _read(named, model, cluster)
-            return _review(found, said, measured_s, log, store, local_cluster)
+            return _review(found, user_values, measured_s, log, store, local_cluster)
     found = _read(target, model, cluster)
     if here is not None and cluster is None and not found.is_spec:
         starts_here = here(found.started, found.asked)
-        said["cluster"], found.document["cluster"] = LOCAL, LOCAL
-        return _review(found, said, measured_s, log, store, lambda: starts_here)
-    return _review(found, said, measured_s, log, store, local_cluster)
+        user_values["cluster"], found.document["cluster"] = LOCAL, LOCAL
+        return _review(found, user_values, measured_s, log, store, lambda: starts_here)
+    return _review(found, user_values, measured_s, log, store, local_cluster)
 
 
 def _read(target: str | Path | Sequence[str], model: str | None, cluster: str | None) -> Target:
@@ -131,40 +131,47 @@ def review_texts(
     store: BestKnownStore | None = None,
     measured_s: float | None = None,
     log: str | None = None,
-    **said: Any,
+    **user_values: Any,
 ) -> Review:
     """The review of texts that the user sent; arguments as for `review`. No file of this machine is
     read."""
-    if (model := said.get("model")) and is_model_file(model):
+    if (model := user_values.get("model")) and is_model_file(model):
         raise SpecError(
             f"model must be a catalog name or a hub id, but is {model!r}",
             remedy="run `autotune models` to list the names, or set the model in the launch",
             field="model",
         )
     with folder_of(texts) as path:
-        read = _read(path, said.get("model"), said.get("cluster"))
+        read = _read(path, user_values.get("model"), user_values.get("cluster"))
         given = {**read.texts, **{name: texts[name] for name in read.texts if name in texts}}
         name = next(iter(texts))
         base = None if read.is_spec else read.base
         return _review(
-            replace(read, name=name, texts=given, base=base), said, measured_s, log, store, None
+            replace(read, name=name, texts=given, base=base),
+            user_values,
+            measured_s,
+            log,
+            store,
+            None,
         )
 
 
 def _review(
     found: Target,
-    said: Mapping[str, Any],
+    user_values: Mapping[str, Any],
     measured_s: float | None,
     log: str | None,
     store: BestKnownStore | None,
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> Review:
     is_measured = log is not None or measured_s is not None
-    document, missing, bounds = completed(found, said, local_cluster, log, is_measured=is_measured)
+    document, missing, bounds = completed(
+        found, user_values, local_cluster, log, is_measured=is_measured
+    )
     code = _code(found)
     lowering = tuple(option for option in LOWER_MEMORY if option in code)
     assumed = (*bounds, *_assumed(found, document, lowering))
-    other_ranks = _other_ranks(found, document, said)
+    other_ranks = _other_ranks(found, document, user_values)
     if missing:
         return Review(
             target=found.name,
@@ -173,11 +180,11 @@ def _review(
             missing=tuple(missing),
             warnings=tuple(dangers_of(found.texts)),
             texts=found.texts,
-            spec=_spec(found, said),
+            spec=_spec(found, user_values),
             metrics=_metrics(document),
         )
     study = _study(found, document, local_cluster)
-    workload, config = study.workload, _config(study, said.get("config"))
+    workload, config = study.workload, _config(study, user_values.get("config"))
     constants = stored_calibration(workload, store, program_of(study)) or calibration_for(workload)
     predicted = estimate(workload, config, calibration=constants)
     if observed := observed_step(study, config, predicted, measured_s, log):
@@ -211,7 +218,7 @@ def _review(
         is_lower_bound=is_lower_bound,
         warnings=tuple(dangers),
         texts=found.texts,
-        spec=_spec(found, said),
+        spec=_spec(found, user_values),
     )
     return _with_edits(reviewed, found, study, config, constants)
 
@@ -316,10 +323,10 @@ def _plain_start_sentences(found: Target, study: Study, config: ParallelConfig) 
 
 
 def _other_ranks(
-    found: Target, document: Mapping[str, Any], said: Mapping[str, Any]
+    found: Target, document: Mapping[str, Any], user_values: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """A sentence, if the launch starts another number of ranks than the named cluster has."""
-    cluster = named_cluster(str(document.get("cluster"))) if said.get("cluster") else None
+    cluster = named_cluster(str(document.get("cluster"))) if user_values.get("cluster") else None
     if cluster is None or found.asked is None or math.prod(found.asked) == cluster.num_gpus:
         return ()
     nodes, per_node = found.asked
@@ -328,14 +335,14 @@ def _other_ranks(
     )
 
 
-def _spec(found: Target, said: Mapping[str, Any]) -> str:
+def _spec(found: Target, user_values: Mapping[str, Any]) -> str:
     """The text of a spec with the user's values filled in."""
     if found.draft is None:
         return found.texts.get(found.name, "")
     given = {
-        f"workload.{key}": said[name]
+        f"workload.{key}": user_values[name]
         for name, key in OF_WORKLOAD.items()
-        if said.get(name) is not None
+        if user_values.get(name) is not None
     }
     return found.draft.with_values(given).text
 
@@ -362,9 +369,11 @@ def _lines(
     """(the lines that change, settings without a line). In a spec, its baseline changes."""
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
-    beside, held = (found.draft.beside, found.draft.held) if found.draft else ("", frozenset[str]())
+    keyword, held = (
+        (found.draft.beside, found.draft.held) if found.draft else ("", frozenset[str]())
+    )
     return changed_lines(
-        found.texts, study, before, after, beside=beside, held=held, started=found.started
+        found.texts, study, before, after, beside=keyword, held=held, started=found.started
     )
 
 

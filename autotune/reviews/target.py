@@ -124,10 +124,10 @@ def read_target(
     if not isinstance(target, str | Path):
         words = shlex.join(target)
         if (of_script := script_of(target)) is None:
-            return _of_command(words, COMMAND, Path.cwd(), model=model, cluster=cluster)
+            return _command_target(words, COMMAND, Path.cwd(), model=model, cluster=cluster)
         text, file = of_script
         base = file.absolute().parent
-        found = _of_command(text, file.name, base, model=model, cluster=cluster)
+        found = _command_target(text, file.name, base, model=model, cluster=cluster)
         return replace(found, texts={COMMAND: words, **found.texts, file.name: _text(file)})
     path = Path(target)
     if (folder := exported_folder(path)).is_dir():
@@ -154,7 +154,7 @@ def read_target(
                 remedy="review the command that the image runs: autotune review -- torchrun ... train.py ...",
                 field="TARGET",
             )
-        found = _of_command(
+        found = _command_target(
             script,
             path.name,
             path.absolute().parent,
@@ -236,7 +236,7 @@ def _confined(text: str) -> str:
     return re.sub(r"(?<![\w.$}/-])[/~](?=[\w.$])", "/_/", text).replace("../", "_/")
 
 
-def _of_command(
+def _command_target(
     text: str,
     name: str,
     base: Path,

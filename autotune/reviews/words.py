@@ -131,12 +131,12 @@ def short_lines(review: Review) -> list[str]:
 
 
 def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
-    yield from _of_config(review, tokens)
+    yield from _prediction_lines(review, tokens)
     if (policy := review.checkpoints) is not None:
         yield policy.text
 
 
-def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
+def _prediction_lines(review: Review, tokens: float | None) -> Iterator[str]:
     estimate = review.estimate
     if estimate is None or review.study is None or review.config is None:
         if review.missing:
@@ -201,11 +201,11 @@ def against_prediction(slower: float) -> str:
 
 def _earlier(found: Earlier) -> str:
     noun = {OBSERVED: "observed run ", TRIAL: "trial "}.get(found.kind, "")
-    who = f"{noun}{found.where}{'' if found.kind == PUBLISHED else f' of {found.program}'}"
+    source = f"{noun}{found.where}{'' if found.kind == PUBLISHED else f' of {found.program}'}"
     verb = "published" if found.kind == PUBLISHED else "measured before"
     differs = ", ".join(f"{name} {_value(there)}" for name, (_, there) in found.differs.items())
-    how = f"the nearest config, with {differs}" if differs else "this config"
-    return f"{verb}: {format_duration(found.step_time_s)} a step, {format_count(found.tokens_per_s)} tokens/s ({who}, {how})"
+    config = f"the nearest config, with {differs}" if differs else "this config"
+    return f"{verb}: {format_duration(found.step_time_s)} a step, {format_count(found.tokens_per_s)} tokens/s ({source}, {config})"
 
 
 def _edit(number: int, edit: Edit, review: Review) -> Iterator[str]:

@@ -182,8 +182,10 @@ def with_said(script: Script, said: Said) -> Script:
     by_name: dict[str, ScriptOption] = {}
     for option in said_options(said):
         by_name.setdefault(option.name, option)
-    read = tuple(_overruled(option, by_name.get(option.name)) for option in script.options)
-    options = _in_places((*read, *_added(read, by_name)), list(by_name))
+    read = tuple(
+        _with_reported_default(option, by_name.get(option.name)) for option in script.options
+    )
+    options = _positionals_last((*read, *_new_options(read, by_name)), list(by_name))
     written = script.written
     if written is not None and not written.adds_to(options):
         written = None
@@ -194,35 +196,39 @@ def with_said(script: Script, said: Said) -> Script:
 
 def said_options(said: Said) -> Iterator[ScriptOption]:
     """The reported options as options of a script."""
-    return (_setting(told) if told["action"] == _OVERRIDE else _option(told) for told in said)
+    return (
+        _setting(report) if report["action"] == _OVERRIDE else _option(report) for report in said
+    )
 
 
-def _overruled(option: ScriptOption, said: ScriptOption | None) -> ScriptOption:
+def _with_reported_default(option: ScriptOption, reported: ScriptOption | None) -> ScriptOption:
     """The option with the reported default, if that differs."""
-    if said is None or not said.is_said or said.default == option.default:
+    if reported is None or not reported.is_said or reported.default == option.default:
         return option
-    if said.default is None and option.name.startswith("trainer."):
+    if reported.default is None and option.name.startswith("trainer."):
         return option  # None means Lightning's own default
-    if option.kind == "flag" and not said.default and not option.default:
+    if option.kind == "flag" and not reported.default and not option.default:
         return option  # None means the same as False
-    return replace(option, default=said.default, computed="", is_said=True)
+    return replace(option, default=reported.default, computed="", is_said=True)
 
 
-def _in_places(options: Sequence[ScriptOption], order: list[str]) -> tuple[ScriptOption, ...]:
+def _positionals_last(
+    options: Sequence[ScriptOption], order: list[str]
+) -> tuple[ScriptOption, ...]:
     """The options, with positional ones last and in the parser's order."""
     positionals = [option for option in options if option.is_positional]
     positionals.sort(key=lambda option: order.index(option.name) if option.name in order else -1)
     return (*(option for option in options if not option.is_positional), *positionals)
 
 
-def _added(
-    read: Sequence[ScriptOption], said: Mapping[str, ScriptOption]
+def _new_options(
+    read: Sequence[ScriptOption], reported: Mapping[str, ScriptOption]
 ) -> Iterator[ScriptOption]:
     """Reported options that were not read and set a knob that no other option sets, or are
     positional; all of them if nothing was read."""
     names = {option.name for option in read}
     known = {meaning.target for option in read if (meaning := meaning_of(option)) is not None}
-    for option in said.values():
+    for option in reported.values():
         meaning = meaning_of(option)
         is_new = is_of_knob(option) and (meaning is None or meaning.target not in known)
         if option.name not in names and (is_new or option.is_positional or not read):

@@ -290,7 +290,7 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         launcher_words += arguments[arguments.index("--") + 1 :]
         del arguments[arguments.index("--") :]
     options = tuple(arguments_of(launcher_words))
-    exported = {**run.exported, **dict(_of_tasks(task_options))}
+    exported = {**run.exported, **dict(_variables_of_tasks(task_options))}
     plain_values = {
         name: value
         for name, value in exported.items()
@@ -310,12 +310,12 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
     if rank_launcher is not None:
         launcher, per_node = (
             rank_launcher.name,
-            _ranks_of(rank_launcher.name, options, nodes, plain_values),
+            _ranks_per_node(rank_launcher.name, options, nodes, plain_values),
         )
         if parts.program in SWIFT and not value_of(options, *_PER_NODE):
             per_node = _count(run.exported.get(RANKS_OF_SWIFT, "1"))
     elif tasks is not None:
-        per_node = _tasks_of(tasks, task_options, nodes, run.of_slurm)
+        per_node = _tasks_per_node(tasks, task_options, nodes, run.of_slurm)
         if tasks.name != "srun" or nodes * (per_node or 1) > 1:
             launcher, options = tasks.name, task_options
     elif parts.program in COMMANDS:
@@ -342,7 +342,7 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
     )
 
 
-def _ranks_of(
+def _ranks_per_node(
     name: str, options: Sequence[Argument], nodes: int, env: Mapping[str, str]
 ) -> int | None:
     """Ranks per node by a launcher's options; None if they do not say. accelerate starts one
@@ -366,7 +366,7 @@ def _ranks_of(
     return _visible(env)
 
 
-def _of_tasks(options: Sequence[Argument]) -> Iterator[tuple[str, str]]:
+def _variables_of_tasks(options: Sequence[Argument]) -> Iterator[tuple[str, str]]:
     """(name, value) of variables that a launcher of tasks sets: `srun --export=ALL,NAME=value`,
     `mpirun -x NAME=value`."""
     for option in options:
@@ -384,7 +384,7 @@ def _visible(env: Mapping[str, str]) -> int | None:
     return len(listed.split(",")) if re.fullmatch(r"[0-9]+(,[0-9]+)*", listed) else None
 
 
-def _tasks_of(
+def _tasks_per_node(
     tasks: Launcher, options: Sequence[Argument], nodes: int, slurm: Mapping[str, str]
 ) -> int | None:
     """Processes per node that a launcher of tasks starts; None if it does not say."""

@@ -186,10 +186,10 @@ def _service(service: Mapping[str, Any]) -> _Pod:
     """A service of docker compose."""
     words: list[str] = []
     for key in ("entrypoint", "command"):
-        said = service.get(key) or ()
-        words += shlex.split(said) if isinstance(said, str) else map(str, said)
-    said = service.get("environment") or {}
-    pairs = said.items() if isinstance(said, Mapping) else (each.split("=", 1) for each in said)
+        value = service.get(key) or ()
+        words += shlex.split(value) if isinstance(value, str) else map(str, value)
+    value = service.get("environment") or {}
+    pairs = value.items() if isinstance(value, Mapping) else (each.split("=", 1) for each in value)
     env = tuple((str(pair[0]), str(pair[1])) for pair in pairs if len(pair) == 2)
     return _Pod(tuple(words), env, 1, None, None)
 

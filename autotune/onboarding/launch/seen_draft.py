@@ -65,7 +65,9 @@ def seen_model(
         }, f"weights counted in {kind}, which is not a decoder, because {reason}"
     if read is not None and _differs(read, found) <= AGREES:
         return None
-    if (shape := _of_config(facts, found) or _of_modules(facts, found, seq_len)) is not None:
+    if (
+        shape := _shape_of_config(facts, found) or _shape_of_modules(facts, found, seq_len)
+    ) is not None:
         assumed = "; assumed to be a decoder, because no attention mask was seen"
         has_seen_mask = facts.values.get("is_causal") is not None
         return _written(
@@ -90,7 +92,7 @@ def _differs(model: ModelSpec, parameters: int) -> float:
     return abs(model.num_parameters - parameters) / parameters
 
 
-def _of_config(facts: ProgramFacts, parameters: int) -> ModelSpec | None:
+def _shape_of_config(facts: ProgramFacts, parameters: int) -> ModelSpec | None:
     """The shape of the model's own Hugging Face config; None without one, or if its weights do not
     agree with the counted ones."""
     config = facts.values.get("config")
@@ -103,7 +105,9 @@ def _of_config(facts: ProgramFacts, parameters: int) -> ModelSpec | None:
     return found if _differs(found, parameters) <= AGREES else None
 
 
-def _of_modules(facts: ProgramFacts, parameters: int, seq_len: int | None) -> ModelSpec | None:
+def _shape_of_modules(
+    facts: ProgramFacts, parameters: int, seq_len: int | None
+) -> ModelSpec | None:
     """The shape derived from the model's modules: of the decoders with these sizes, the one whose
     number of weights is closest. None if none is within `IS_SAME`."""
     sizes = facts.values.get("shape")
@@ -649,8 +653,8 @@ def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
 
 
 def _differences(draft: Draft, run: SeenLaunch, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on values that were observed to differ from those that were read. `told`: the corrected
-    workload."""
+    """Notes on values that were observed to differ from those that were read. `workload`: the
+    corrected one."""
     read_workload, read = draft.document["workload"], _knobs_of(draft)
     compared: list[tuple[str, Any, Any]] = []
     for name in ("seq_len", "global_batch_size", "optimizer"):
@@ -680,7 +684,7 @@ def _unseen(
     run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str], workload: Mapping[str, Any]
 ) -> Iterator[str]:
     """Notes on values that were read and could not be observed, and on weights outside the trained
-    model. `told`: the corrected workload."""
+    model. `workload`: the corrected one."""
     names = [
         knob
         for knob in ("precision", "recompute", "zero_stage")

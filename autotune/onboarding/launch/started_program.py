@@ -292,7 +292,7 @@ def _script_of(started: Started, path: Path, cwd: Path, said: Said) -> tuple[Scr
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
     declares_batch = MICRO_BATCH in {option.name for option in script.options}
-    if not declares_batch and (of_library := _of_library(started)) is not None:
+    if not declares_batch and (of_library := _library_program(started)) is not None:
         return of_library, started
     if not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
         has_trainer_options = _is_trainers(started) and (not script.is_read or _has_trainer(script))
@@ -427,7 +427,7 @@ def _as_options(started: Started, path: Path, file: Path) -> Iterator[Argument]:
             )
 
 
-def _of_library(started: Started) -> Script | None:
+def _library_program(started: Started) -> Script | None:
     """A library's own program with its known options, whether or not its code is found; None for
     any other program. Raises `SpecError` if a settings file sets the options."""
     match = next((each for end, each in PROGRAMS.items() if started.file.endswith(end)), None)
@@ -515,17 +515,17 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
     """The folder to which the script's `cd` leads, starting in the script's folder or one above it,
     where the program is found. Without `cd`, the folder where the program is found. `file`: the
     file to look for instead of the program."""
-    beside = path.resolve().parent
+    script_folder = path.resolve().parent
     if file is None:
         file = started.file if started else ""
     # a path such as `pkg/train.py` is unambiguous, so it is looked for further up
-    bases = (beside, *beside.parents[: _ABOVE + _ABOVE * ("/" in file)])
+    bases = (script_folder, *script_folder.parents[: _ABOVE + _ABOVE * ("/" in file)])
     changed_to = started.folder if started else ""
     found_in = next((base for base in bases if file and (base / file).is_file()), None)
     if not changed_to:
-        return WhereItRuns(found_in or beside, found_in or beside)
+        return WhereItRuns(found_in or script_folder, found_in or script_folder)
     folder = os.path.expanduser(
-        re.sub(r"^\$(HOME\b|\{HOME\})", "~", changed_to.replace(OF_SCRIPT, str(beside)))
+        re.sub(r"^\$(HOME\b|\{HOME\})", "~", changed_to.replace(OF_SCRIPT, str(script_folder)))
     )
     if is_plain(folder):
         candidates = [(base, Path(os.path.normpath(base / folder))) for base in bases]
@@ -543,8 +543,8 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
     )
     if found_in is None:
         return WhereItRuns(
-            beside,
-            beside,
+            script_folder,
+            script_folder,
             False,
             f"{reason}; set trainer.cwd to the folder in which {file or 'the program'} runs",
         )
@@ -560,21 +560,21 @@ def placed(started: Started, path: Path, cwd: Path) -> Started:
     """The launch with the script's folder (`OF_SCRIPT`) replaced by its path relative to `cwd`."""
     script_folder = os.path.relpath(path.resolve().parent, cwd.resolve())
 
-    def told(word: str) -> str:
+    def with_folder(word: str) -> str:
         return word.replace(
             f"{OF_SCRIPT}/", "" if script_folder == "." else f"{script_folder}/"
         ).replace(OF_SCRIPT, script_folder)
 
     def replaced_in(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
         return tuple(
-            Argument(a.name, tuple(map(told, a.values)), tuple(map(told, a.words)))
+            Argument(a.name, tuple(map(with_folder, a.values)), tuple(map(with_folder, a.words)))
             for a in arguments
         )
 
     return replace(
         started,
-        program=told(started.program),
-        carried=tuple(map(told, started.carried)),
+        program=with_folder(started.program),
+        carried=tuple(map(with_folder, started.carried)),
         options=replaced_in(started.options),
         arguments=replaced_in(started.arguments),
     )

@@ -125,9 +125,9 @@ def _is_of_trl(script: Script) -> bool:
     return "use_peft" in script.said and (script.parser == "HfArgumentParser" or not script.is_read)
 
 
-def _are_on(said: Mapping[str, Any], *names: str) -> bool:
+def _are_on(values: Mapping[str, Any], *names: str) -> bool:
     """Whether one of these options has a value that does not switch it off."""
-    return any(said.get(name) not in _OFF for name in names)
+    return any(values.get(name) not in _OFF for name in names)
 
 
 def loaded_in(script: Script) -> str:
@@ -175,7 +175,7 @@ def frozen(script: Script) -> Iterator[str]:
         yield of_unknown_optimizer(optimizer)
     if not optimizer and len(created) > 1:
         yield f"{NOT_COUNTED}which of {', '.join(created)} the source creates, planned as AdamW"
-    yield from _of_adapters(script)
+    yield from _adapter_notes(script)
     freezing = [
         name for name in passed if _FROZEN.fullmatch(name.lower()) and _are_on(values, name)
     ]
@@ -187,7 +187,7 @@ def frozen(script: Script) -> Iterator[str]:
         yield f"{NOT_COUNTED}a model with several parts ({_named(passed, part_options)}), planned as one decoder"
 
 
-def _of_adapters(script: Script) -> Iterator[str]:
+def _adapter_notes(script: Script) -> Iterator[str]:
     """Notes on options of adapters, quantization and the task that plans model differently."""
     values, peft, modules = script.said, peft_of(script), _modules(script)
     if not peft:
@@ -213,20 +213,20 @@ def _of_adapters(script: Script) -> Iterator[str]:
         yield f"{NOT_COUNTED}{', '.join(saved_modules)} (modules_to_save), planned as frozen although the launch trains them, so {NEEDS_MORE}"
     if 8 in _bits(values) or _are_on(values, "load_in_8bit"):
         yield f"{NOT_COUNTED}{EIGHT_BITS}"
-    for name, how in _IGNORED.items():
+    for name, details in _IGNORED.items():
         if _are_on(values, name):
-            yield f"{NOT_COUNTED}{name}, {how}"
+            yield f"{NOT_COUNTED}{name}, {details}"
     if (task := values.get("task_type")) in _OTHER_LOSS:
         yield f"{NOT_COUNTED}task_type={task}, planned with a loss over the vocabulary, so {NEEDS_LESS}"
     groups = [name for name in GROUPED if isinstance(values.get(name), int) and values[name] > 0]
     if groups or task in _OTHER_LOSS[1:]:
-        how = ", ".join(f"{name}={values[name]}" for name in groups) or f"task_type={task}"
-        yield f"{NOT_PREDICTED}the other sequences of each sample ({how})"
+        details = ", ".join(f"{name}={values[name]}" for name in groups) or f"task_type={task}"
+        yield f"{NOT_PREDICTED}the other sequences of each sample ({details})"
 
 
-def _bits(said: Mapping[str, Any]) -> set[Any]:
+def _bits(values: Mapping[str, Any]) -> set[Any]:
     """Numbers of bits that options set for the weights."""
-    return {said[name] for name in _BITS if name in said}
+    return {values[name] for name in _BITS if name in values}
 
 
 def second_models(script: Script) -> list[str]:
@@ -234,10 +234,12 @@ def second_models(script: Script) -> list[str]:
     return [name for name in _SECOND_MODELS if name in script.given]
 
 
-def _method(said: Mapping[str, Any]) -> str:
+def _method(values: Mapping[str, Any]) -> str:
     """What is trained: 'full', 'lora' or another method of ms-swift; empty if no option says it."""
-    modes = (said[name] for name in _MODES if said.get(name) in ("full", "lora", "qlora"))
-    return next((str(said[name]) for name in reversed(_METHODS) if name in said), next(modes, ""))
+    modes = (values[name] for name in _MODES if values.get(name) in ("full", "lora", "qlora"))
+    return next(
+        (str(values[name]) for name in reversed(_METHODS) if name in values), next(modes, "")
+    )
 
 
 def _named(given: Mapping[str, str], names: list[str]) -> str:

@@ -58,13 +58,13 @@ def start_of(script: Script, place: Place) -> list[str]:
     """The words of the launcher, with its options that do not concern ranks and nodes."""
     launcher, started = launcher_of(script, place), script.started
     launcher_options = (
-        [word for option in _of_launcher(started, launcher) for word in written(option, True)]
+        [word for option in _launcher_options(started, launcher) for word in written(option, True)]
         if started
         else []
     )
     if started and launcher in TASKS:
         carried = map(braced, started.carried)
-        return [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *carried]
+        return [*launcher.split(), *TASKS[launcher].start, *_task_options(started), *carried]
     by_python = (
         [started.python.name, *map(braced, started.behind_python)]
         if started and started.behind_python and launcher == started.launcher
@@ -271,7 +271,7 @@ def written(argument: Argument, is_joined: bool) -> Iterator[str]:
         yield from map(braced, argument.words)
 
 
-def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
+def _launcher_options(started: Started, launcher: str) -> Iterator[Argument]:
     """Options of torchrun, accelerate or deepspeed that do not concern ranks, nodes, rendezvous and
     output. `launcher`: that of trials."""
     if launcher == started.launcher:
@@ -290,14 +290,14 @@ def left_out(found: OptionMatches, place: Place) -> list[str]:
         elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # these set `cwd`
         dropped = [each for each in started.options if each.name in elsewhere]
     else:
-        kept = [*_of_launcher(started, launcher_of(found.script, place))]
+        kept = [*_launcher_options(started, launcher_of(found.script, place))]
         others = (each for each in started.options if each.name not in _OF_RANKS)
         dropped = [each for each in others if each not in kept]
     words = (started.wrapped, *(each.words for each in dropped))
     return [" ".join(each) for each in words if each]
 
 
-def _kept_of_tasks(started: Started) -> Iterator[str]:
+def _task_options(started: Started) -> Iterator[str]:
     """Options of a launcher of tasks that do not concern the number of ranks and where they run."""
     tasks = TASKS[started.launcher]
     replaced = {*tasks.total, *tasks.per_node, *tasks.nodes, *tasks.elsewhere}

@@ -368,10 +368,12 @@ class Code:
                 "cpu|cuda", ast.unparse(node.test)
             ):
                 branches = (node.body, node.orelse)
-                said = [
+                branch_texts = [
                     " ".join(map(ast.unparse, b if isinstance(b, list) else [b])) for b in branches
                 ]
-                if sum("autocast" in text for text in said) == 1 and "nullcontext" in "".join(said):
+                if sum(
+                    "autocast" in text for text in branch_texts
+                ) == 1 and "nullcontext" in "".join(branch_texts):
                     return node.lineno
         return 0
 
@@ -381,9 +383,9 @@ class Code:
         format of an autocast whose switch is unknown; and a variable that sets the precision of a
         trainer class."""
         text = self.body if self.body.calls("backward") else self.whole
-        told = map(_precision_of, text.calls(*_TRAINERS))
+        precisions = map(_precision_of, text.calls(*_TRAINERS))
         names = {node.attr for node in text.nodes if isinstance(node, ast.Attribute)}
-        found = {f"precision={value.id}" for value in told if isinstance(value, ast.Name)}
+        found = {f"precision={value.id}" for value in precisions if isinstance(value, ast.Name)}
         found |= {"bf16"} if "bfloat16" in names else set()
         found |= self._autocasts if self.is_switched or len(self._autocasts) > 1 else set()
         return frozenset(found | ({"fp16"} if names & {"float16", "half"} else set()))
@@ -496,8 +498,8 @@ class Code:
         for call in self.whole.calls("PipelineModule", "PipelineStage"):
             stages = keywords_of(call).get("num_stages")
             if literal_or_none(stages) != 1:
-                said = f"num_stages={ast.unparse(stages)}" if stages is not None else "..."
-                return f"{called_name(call)}({said})"
+                arguments = f"num_stages={ast.unparse(stages)}" if stages is not None else "..."
+                return f"{called_name(call)}({arguments})"
         return ""
 
     @cached_property

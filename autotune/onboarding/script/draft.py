@@ -264,7 +264,7 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         if target in found.used:
             option = found.used[target].option
             value = option.present if option.is_in_file else option.given
-            # -1 stands for no limit
+            # -1 means no limit
             training[target] = value if type(value) is int and value >= 0 else None
     for word in trial_words(found):
         launched = words_by_option.get(word.lstrip("-+").partition("=")[0].replace("-", "_"), [])
@@ -288,7 +288,9 @@ def _fixed_comment(script: Script) -> str:
     set_in_code = (
         (f"{knob}={str(it.value).lower()}", it.line) for knob, it in script.in_code.items()
     )
-    lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in set_in_code)
+    lines = ", ".join(
+        f"{assignment} on line {line} of {script.name}" for assignment, line in set_in_code
+    )
     return f"decided by the program's settings{f' or code: {lines}' if lines else ''}"
 
 
@@ -308,9 +310,11 @@ def _counts_entry(found: OptionMatches) -> Iterator[Entry]:
     for loop in found.script.code.loops:
         if name in loop.names and printed in ({loop.around}, {loop.line}):
             is_step = printed == {loop.around}
-            how = "once after" if is_step else "within"
-            said = f"lines are printed {how} the loop over {name} on line {loop.line}"
-            yield Entry(key="counts", value="steps" if is_step else "micro-batches", comment=said)
+            position = "once after" if is_step else "within"
+            comment = f"lines are printed {position} the loop over {name} on line {loop.line}"
+            yield Entry(
+                key="counts", value="steps" if is_step else "micro-batches", comment=comment
+            )
             return
 
 
@@ -619,12 +623,12 @@ def _launch_notes(script: Script, source: Path) -> Iterator[str]:
     """Notes on how the launch script starts the program."""
     if (started := script.started) is None or started.program == source.name:
         return
-    how = (
+    launch = (
         "python (it launches its own ranks; trials use torchrun instead)"
         if started.starts_ranks
         else started.launcher
     )
-    yield f"{source.name} starts {started.program} with {started.tasks or how}; arguments that no knob sets are kept"
+    yield f"{source.name} starts {started.program} with {started.tasks or launch}; arguments that no knob sets are kept"
     if started.spelled_out:
         yield f"the settings in {started.spelled_out} are passed as options, because {started.program} takes either that file or options"
     if started.tasks:
@@ -672,12 +676,12 @@ def _weight_type_notes(script: Script) -> Iterator[str]:
     transformers."""
     loaded = loaded_in(script)
     if _planned_adapters(script).get("frozen_fp32"):
-        how = (
+        reason = (
             f"as line {line} of {script.name} loads them"
             if (line := script.code.loads_as[1])
             else "trl's default, because no dtype is given"
         )
-        yield f"{ASSUMED_WEIGHTS}fp32 beside adapters ({how}); dtype=bfloat16 needs half the memory"
+        yield f"{ASSUMED_WEIGHTS}fp32 beside adapters ({reason}); dtype=bfloat16 needs half the memory"
         return
     if any(
         option.name == "torch_dtype" and option.given is None and option.default
@@ -731,8 +735,8 @@ def _shown(options: Sequence[ScriptOption]) -> str:
 
 def _variable_notes(found: OptionMatches) -> Iterator[str]:
     if found.variables:
-        said = ", ".join(f"{name} as {text}" for name, text in found.variables.items())
-        yield f"{found.script.name} reads environment variables, which trials set: {said}; a micro-batch is assumed to count sequences per rank"
+        assignments = ", ".join(f"{name} as {text}" for name, text in found.variables.items())
+        yield f"{found.script.name} reads environment variables, which trials set: {assignments}; a micro-batch is assumed to count sequences per rank"
 
 
 def _parser_note(found: OptionMatches) -> str:

@@ -139,7 +139,7 @@ def options_of(
     the classes of imported modules, with their files."""
     readers = (
         ("configurator", _configurator),
-        ("HfArgumentParser", partial(_hugging_face, beside=beside)),
+        ("HfArgumentParser", partial(_hugging_face, imported_classes=beside)),
         ("LightningCLI", _lightning),
         ("argparse", _argparse),
         ("dataclass", _dataclasses),
@@ -268,16 +268,20 @@ _PARSERS = frozenset({"HfArgumentParser", "TrlParser"})
 
 
 def _hugging_face(
-    text: Text, beside: Mapping[str, tuple[str, ast.ClassDef]]
+    text: Text, imported_classes: Mapping[str, tuple[str, ast.ClassDef]]
 ) -> Iterator[ScriptOption]:
-    classes = {**{name: node for name, (_, node) in beside.items()}, **text.classes}
+    classes = {**{name: node for name, (_, node) in imported_classes.items()}, **text.classes}
     derived = {name for name, each in classes.items() if _PARSERS & {*map(last_name, each.bases)}}
     parsers = text.calls(*_PARSERS, *derived)
     for name in _named_types(parsers[0], text) if parsers else ():
         declared = classes.get(name)
-        module = beside[name][0] if name in beside and name not in text.classes else ""
+        module = (
+            imported_classes[name][0]
+            if name in imported_classes and name not in text.classes
+            else ""
+        )
         line = declared.lineno if declared else parsers[0].lineno
-        bases = list(_of_library(declared, classes)) if declared else [name]
+        bases = list(_library_bases(declared, classes)) if declared else [name]
         if module and bases and name in _OF_TRL:  # the class computes its defaults in `__init__`
             declared, module, bases = None, "", [name]
         fields = _fields(declared, classes, style="hf") if declared else ()
@@ -332,7 +336,7 @@ def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator
             )
 
 
-def _of_library(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
+def _library_bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
     """Names of the base classes that the program does not define itself."""
     for base in map(last_name, declared.bases):
         own = classes.get(base)
@@ -340,7 +344,7 @@ def _of_library(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Ite
             yield base
         else:
             others = {name: node for name, node in classes.items() if name != base}
-            yield from _of_library(own, others)
+            yield from _library_bases(own, others)
 
 
 def _annotated_fields(

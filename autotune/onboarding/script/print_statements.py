@@ -188,7 +188,7 @@ def _clocked(part: Any, loop: ast.AST | None) -> Any:
 
 def _parts(text: ast.expr, arguments: list[ast.expr]) -> Iterator[Any]:
     """Literal texts and (expression, format) of a printed text, by f-string, `%`, `format` or
-    concatenation. `more`: further arguments of the call."""
+    concatenation. `arguments`: further arguments of the call."""
     if isinstance(text, ast.JoinedStr):
         for value in text.values:
             if isinstance(value, ast.FormattedValue):

@@ -159,7 +159,7 @@ def written_arguments(text: Text) -> Written | None:
     if text.names & _OTHER_TRAININGS:
         return None
     if text.names & _LIGHTNING:
-        return None if text.names & _ADAPTERS else _of_lightning(text)
+        return None if text.names & _ADAPTERS else _lightning_arguments(text)
     calls = [
         (call, declared) for call in text.calls() if (declared := _class_options(call)) is not None
     ]
@@ -232,7 +232,7 @@ def _is_unread(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) or (_is_set(value) and value not in ("auto", "ddp"))
 
 
-def _of_lightning(text: Text) -> Written | None:
+def _lightning_arguments(text: Text) -> Written | None:
     """Arguments of Lightning's Trainer and the batch size of its training DataLoader; None if a
     call has `**` arguments, or several are ambiguous."""
     trainers, loaders = text.calls("Trainer"), text.calls("DataLoader")

@@ -166,9 +166,9 @@ def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
         return
     words = [word for argument in script.arguments for word in argument.words]
     given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    beside = cwd / Path(script.started.file).parent if script.started else cwd
+    program_folder = cwd / Path(script.started.file).parent if script.started else cwd
     for name, value in _values(
-        _composed(beside / script.overridden) or document_in(cwd / script.overridden)
+        _composed(program_folder / script.overridden) or document_in(cwd / script.overridden)
     ):
         present = typed(given[name]) if name in given else None
         option = ScriptOption(

@@ -207,7 +207,7 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
     """Limits for optimizer, packed documents, post-training, pure bf16, stored attention scores,
     loop and adapters."""
     rl, peft, name = workload.rl, workload.peft, trainer.name
-    what = (
+    kind = (
         "sequences of unequal length"
         if rl is not None and rl.algorithm == "sft"
         else "post-training steps"
@@ -230,7 +230,7 @@ def workload_limits(trainer: Abilities, workload: Workload, c: ParallelConfig) -
         Rule(
             rl is not None and not trainer.trains_rl,
             "workload.rl",
-            f"the {name} trainer does not support {what}",
+            f"the {name} trainer does not support {kind}",
             remedy="use verl, nemo_rl, openrlhf, trl, command with your own program, or native, which runs only the trainer's phases",
             value=rl and rl.algorithm,
         ),
@@ -298,16 +298,20 @@ def shape_limits(trainer: Abilities, workload: Workload) -> Iterator[Limit]:
             remedy = f"use {who_trains(figures.family)}"
             yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return
-    who = f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
+    alternatives = (
+        f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
+    )
     if figures is not None and model.source and not trainer.knows(figures.family):
         message = f"the {trainer.name} trainer would train a model that differs from this config.json; the trainer supports {trainer.known_families}"
-        remedy = f"if a plain model with the same sizes is enough, set the sizes instead of the file; otherwise use {who}"
+        remedy = f"if a plain model with the same sizes is enough, set the sizes instead of the file; otherwise use {alternatives}"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
         if value and name not in trainer.shapes and name != "mtp_layers":
             message = f"the {trainer.name} trainer builds no {what}"
-            yield Limit(knob=f"model.{name}", value=value, message=message, remedy=f"use {who}")
+            yield Limit(
+                knob=f"model.{name}", value=value, message=message, remedy=f"use {alternatives}"
+            )
 
 
 MODULES = {

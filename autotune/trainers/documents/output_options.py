@@ -98,16 +98,16 @@ def _with_own_settings(name: str, text: str) -> tuple[str, list[str]]:
     return (writer(changed), redirected) if redirected else (text, [])
 
 
-def _redirected(node: Any, path: str, told: list[str]) -> Any:
+def _redirected(node: Any, path: str, redirected: list[str]) -> Any:
     if isinstance(node, Mapping):
         return {
-            key: _redirected(value, f"{path}.{key}" if path else str(key), told)
+            key: _redirected(value, f"{path}.{key}" if path else str(key), redirected)
             for key, value in node.items()
         }
     if isinstance(node, list):
-        return [_redirected(value, path, told) for value in node]
+        return [_redirected(value, path, redirected) for value in node]
     if isinstance(node, str) and _is_replaceable(path, node):
-        told.append(path)
+        redirected.append(path)
         return _trial_path(path)
     return node
 

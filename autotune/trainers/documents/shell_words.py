@@ -129,7 +129,7 @@ def command_of(text: str) -> Command:
 
 def commands_of(text: str) -> Commands:
     """The commands of a script, with its exported variables."""
-    of_slurm = _of_slurm(text)
+    of_slurm = _slurm_variables(text)
     text = _TEXT.sub(_assigned, text)
     script = _Script(variables=dict(of_slurm), folders=Folders(now=_folder_of_slurm(text)))
     statements = list(statements_of(with_plain_folders(text)))
@@ -370,7 +370,7 @@ def _without_env(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[re.Match
     return words, []
 
 
-def _of_slurm(text: str) -> dict[str, str]:
+def _slurm_variables(text: str) -> dict[str, str]:
     """Variables that Slurm sets for a script of sbatch."""
     found: dict[str, str] = {}
     for option, value in re.findall(
