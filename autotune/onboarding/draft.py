@@ -159,7 +159,7 @@ def stated(**values: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A first spec."""
+    """A draft of a study's spec."""
 
     heading: tuple[str, ...]
     """comment lines at the top"""

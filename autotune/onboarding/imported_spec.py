@@ -379,7 +379,7 @@ def _ranks(reading: Reading, cluster: ClusterSpec | None) -> int | None:
     if the configuration does not give dp; None if both are unknown."""
     if "dp" in reading.knobs:
         ranks: int = math.prod(reading.knobs.get(degree, 1) for degree in ("tp", "pp", "dp", "cp"))
-        placement = reading.rl.get("placement") or {}  # with the GPUs that generate
+        placement = reading.rl.get("placement") or {}  # includes the GPUs for generation
         return sum(next((gpus for gpus in placement.values() if isinstance(gpus, list)), (ranks,)))
     return cluster.num_gpus if cluster else None
 

@@ -141,7 +141,7 @@ class Edit(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together(Plain):
-    """All edits at once."""
+    """All edits applied together."""
 
     config: ParallelConfig
     estimate: Estimate

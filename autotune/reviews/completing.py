@@ -96,7 +96,7 @@ def _with_user_values(found: Target, user_values: Mapping[str, Any]) -> dict[str
         if user_values.get(name) is not None
     }
     document["workload"] = {**(document.get("workload") or {}), **workload_values}
-    if found.is_spec:  # a draft has them already
+    if found.is_spec:  # a draft already contains these values
         document |= {key: user_values[key] for key in ("model", "cluster") if user_values.get(key)}
     if user_values.get("precision"):
         document |= _with_precision(document, user_values["precision"])
@@ -142,7 +142,7 @@ def _open_keys(
         f"workload.{key}" for name, key in OF_WORKLOAD.items() if user_values.get(name) is not None
     }
     known |= {key for name, key in _OF_SPEC.items() if user_values.get(name)}
-    if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
+    if any(VOCABULARY in comment for comment in found.comments):  # only the vocabulary is missing
         known.add("model")
     keys = [key for key in found.fill_in if key not in known or (key == "cluster" and one_gpu)]
     if one_gpu or (

@@ -136,7 +136,7 @@ def _is_made(
     keyword argument after which a new one is written; None: the option is no keyword argument."""
     values = (keys_of(name, text_of(text)).get(change.name) for name, text in among.items())
     if change.file and change.new in values:
-        return True  # YAML's anchors gave it the value
+        return True  # set by an earlier edit of a YAML anchor
     if any(_applied(lines[name], name, change) for name in among) or _is_automatic(lines, change):
         return True
     return bool(
@@ -235,7 +235,7 @@ def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Ite
     launches = _launched(study, before), _launched(study, after)
     if launches[0] is None or launches[1] is None:
         return
-    env = study.trainer_options.get("env") or {}  # variables that tell the program its config
+    env = study.trainer_options.get("env") or {}  # environment variables that set knobs
 
     def values_of(launch: Launch) -> dict[tuple[str, str], str]:
         variables = {("", name): text for name, text in launch.env.items() if name in env}
@@ -644,7 +644,7 @@ def _changes_alone(held: Mapping[str, str], now: Mapping[str, str], change: Chan
     parsed has no values."""
     differ = {path for path in (*held, *now) if held.get(path) != now.get(path)}
     key = change.name.lstrip("-").rpartition(".")[2]
-    if change.name in held:  # one line changes several values where YAML's anchors repeat it
+    if change.name in held:  # with YAML anchors, one line may change several values
         return change.name in differ and {path.rpartition(".")[2] for path in differ} == {key}
     return {path.rpartition(".")[2].replace("-", "_") for path in differ} <= {key.replace("-", "_")}
 

@@ -220,7 +220,9 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
                     remedy="use plain file names, e.g. train.sh",
                     field="files",
                 ) from None
-        for trainer_name in trainer_names():  # packages of others may lie anywhere
+        for (
+            trainer_name
+        ) in trainer_names():  # imported now, because third-party trainers may be anywhere
             trainer(trainer_name)
         with reading_only(folder):
             yield inner / next(iter(texts))
@@ -260,7 +262,7 @@ def _command_target(
     except SpecError as error:  # the message names the temporary script of the manifest or command
         message = error.message.replace(path.name, name)
         raise SpecError(message, remedy=error.remedy, field=error.field) from None
-    assert draft is not None  # it starts something
+    assert draft is not None  # not None, because `started` is not
     return _read(draft, name, {name: text}, started, ranks, base)
 
 

@@ -397,7 +397,7 @@ def _tasks_per_node(
         return None
     if found := _count(slurm.get("SLURM_NTASKS_PER_NODE")):
         return found
-    # Slurm starts one on each node
+    # by default Slurm starts one per node
     return max(1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes)
 
 

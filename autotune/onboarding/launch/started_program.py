@@ -220,7 +220,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         )
     if (
         started.gpus_per_node is None and started.launcher != "composer"
-    ):  # it starts one on each GPU
+    ):  # composer starts one per GPU by default
         raise SpecError(
             f"{problem}, but does not give the number of processes",
             remedy=f"write the number of processes into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
@@ -342,7 +342,7 @@ def _draft(
         **written.workload,
         **{key: whole[key] for key in ("peft",) if key in whole},
     }
-    # DeepSpeed keeps masters, and PEFT adapters, in fp32
+    # DeepSpeed keeps master weights in fp32, and PEFT the adapters
     if workload.get("loop") == "deepspeed" or "peft" in workload:
         workload.pop("pure_bf16", None)
         workload.pop("shards_in_fp32", None)

@@ -112,7 +112,7 @@ def _offloads(call: ast.Call) -> bool:
 
 
 def _counts_tokens(name: str) -> bool:
-    """Whether a name is that of a number of tokens: `tokens_per_step`, `seq_len`, `T`."""
+    """Whether the name is that of a number of tokens: `tokens_per_step`, `seq_len`, `T`."""
     is_rate = re.search("sec|per_s|tokenizer", name) is not None
     return name == "T" or target_of(name) == "seq_len" or ("tok" in name and not is_rate)
 
@@ -293,7 +293,7 @@ class Code:
         named: set[str] = set()
         for call in self.whole.calls("autocast"):
             if _OF_ACCELERATE.search(ast.unparse(call.func)):
-                continue  # the format of the class counts
+                continue  # the format comes from the class `Accelerator` or `Fabric`
             given = keywords_of(call)
             switch = self._switch(given["enabled"]) if "enabled" in given else True
             words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))

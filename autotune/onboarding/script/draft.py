@@ -580,7 +580,7 @@ def _shape(found: OptionMatches, sizes: dict[str, Any]) -> Entry:
         extra["ffn_hidden_size"] = round(ratio * sizes["hidden_size"])
     gate = found.used.get("gated_mlp")
     if gate and gate.option.last == "activation_type" and extra["ffn_hidden_size"]:
-        extra["ffn_hidden_size"] //= 2  # OLMo counts the gate with it
+        extra["ffn_hidden_size"] //= 2  # OLMo's value includes the gate
     if extra["num_experts"] == 1:
         extra["num_experts"] = extra["experts_per_token"] = None
     shape = {name: size for name, size in extra.items() if size}

@@ -262,7 +262,7 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         }
         # of words in no family only those seen are certain, because the program chooses the others
         # itself
-        # accelerate's `mixed_precision` is off by "no"
+        # "no" switches accelerate's `mixed_precision` off
         families = reversed(_FAMILIES) if "mixed" in option.last else _FAMILIES
         words = next(
             (dict(f) for f in families if set(possible_words) <= set(f.values())), known_words
@@ -326,7 +326,7 @@ def _flag(option: ScriptOption, autocast: str) -> Meaning | None:
     for target, pattern, on, off in _SWITCHES:
         if re.fullmatch(pattern, name):
             found = _switch(option, target, on, off)
-            # Megatron-LM's --overlap-param-gather needs it
+            # stays on, because Megatron-LM's --overlap-param-gather requires it
             return replace(found, values=(1,)) if on == "1" and option.present else found
     return None
 

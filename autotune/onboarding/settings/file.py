@@ -243,7 +243,7 @@ class Template:
     given: str
     """the path as the launch script has it"""
     document: Mapping[str, Any]
-    """its contents"""
+    """contents"""
     stages: tuple[int, ...]
     """ZeRO stages that trials may use, the current one first"""
     precision: str = ""

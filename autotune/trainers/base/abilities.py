@@ -32,9 +32,9 @@ class Abilities:
     runs_own_program: ClassVar[bool] = False
     """whether the training loop is the user's own (`Workload.loop`)"""
     loop: ClassVar[str] = ""
-    """the trainer whose training loop it runs, one of `autotune.spec.workload.LOOPS`: the cost
-    model counts that loop's memory and times. Empty: its own, or unknown; of a loop that the cost
-    model does not know, it counts what it knows of the native one, and says so"""
+    """the training loop that it runs, one of `autotune.spec.workload.LOOPS`, whose memory and times
+    the cost model uses. Empty: its own loop, or an unknown one; the cost model then uses the facts
+    of the native loop, and reports that"""
     has_unfused_attention: ClassVar[bool] = False
     """whether it can store the attention scores (`Workload.unfused_attention`)"""
     has_own_attention: ClassVar[bool] = False

@@ -141,9 +141,9 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The model as Hugging Face's `config.json`: the user's own, untouched, where there is one; for
-    a model of the catalog the published one; else Mixtral with experts, Llama with a gated MLP, or
-    GPT-2."""
+    """The model as Hugging Face's `config.json`: the user's own unchanged, if there is one; the
+    published one for a model of the catalog; or else that of Mixtral for a model with experts,
+    Llama for a gated MLP, or GPT-2."""
     if model.source:
         return text_document(model)
     if figures := figures_of(model):
