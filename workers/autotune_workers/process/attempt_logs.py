@@ -1,9 +1,9 @@
-"""The logs of an attempt's nodes, kept on disk where the attempt failed: on the machine of the
-controller, also when the node is lost.
+"""Stores the logs of a failed attempt's nodes on the controller's machine, so that they are
+available even if a node is lost.
 
-    FOLDER/STUDY/TRIAL-ATTEMPT/node-0.log, node-1.log, ...    the first FIRST_CHARACTERS and the last LAST_CHARACTERS of each node's log
+    FOLDER/STUDY/TRIAL-ATTEMPT/node-0.log, node-1.log, ...    the first FIRST_CHARACTERS and last LAST_CHARACTERS of a node's log
 
-Of all studies together the KEPT newest attempts are kept.
+The KEPT newest attempts of all studies together are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NodeLog:
         self._left_out = 0
 
     def add(self, line: str) -> None:
-        """The next line."""
+        """Adds the next line."""
         size = len(line) + 1
         if not self._last and self._first_characters + size <= FIRST_CHARACTERS:
             self._first.append(line)
@@ -49,7 +49,7 @@ class NodeLog:
 
     @property
     def text(self) -> str:
-        """What is kept."""
+        """The kept text, with a line for what was left out."""
         gap = (
             [f"[autotune left out {number_of(self._left_out, 'line')} here]"]
             if self._left_out
@@ -59,21 +59,21 @@ class NodeLog:
 
 
 def keep_logs(folder: Path, attempt: AttemptId, logs: Sequence[NodeLog]) -> str:
-    """Writes the logs of an attempt; their folder, or an empty text when they cannot be written."""
-    study, number, which = attempt
-    place = folder / study / f"{number}-{which}"
+    """Writes the logs of an attempt. Returns their folder; empty if they cannot be written."""
+    study, number, attempt_number = attempt
+    attempt_folder = folder / study / f"{number}-{attempt_number}"
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        attempt_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for node, log in enumerate(logs):
-            (place / f"node-{node}.log").write_text(log.text, encoding="utf-8")
+            (attempt_folder / f"node-{node}.log").write_text(log.text, encoding="utf-8")
     except OSError:
         return ""
     _prune(folder)
-    return str(place)
+    return str(attempt_folder)
 
 
 def _prune(folder: Path) -> None:
-    """Removes the oldest attempts, and studies of which none is left."""
+    """Deletes the oldest attempts, and folders of studies without attempts."""
     with contextlib.suppress(OSError):  # another controller prunes too
         attempts = sorted(folder.glob("*/*-*"), key=lambda attempt: attempt.stat().st_mtime)
         for attempt in attempts[: max(0, len(attempts) - KEPT)]:

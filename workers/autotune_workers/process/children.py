@@ -1,9 +1,9 @@
-"""Child processes that become ranks: forked from a fork server (`fork_server`), or started on their
-own, because a GPU forbids forking.
+"""Child processes that become ranks: forked from a fork server (`fork_server`), or started as
+separate processes for GPUs, because CUDA forbids forking.
 
-Nobody waits for a start: a forked child has no process number until the server reports it, and a
-signal that is sent before that is kept. The server is started with the first child, and again when
-it was lost or no longer answers. Its children are lost with it: the kernel kills them.
+Starting does not block. A forked child has no process number until the server reports it; a signal
+sent before that is stored. The server is started with the first child, and again if it is lost or
+hangs. The kernel kills its children when it ends.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from autotune_workers.process.machine import interface_of, is_alive
 
 LOG = logging.getLogger(__name__)
 _PRIVATE = ("AUTOTUNE_", "PGPASS", "RAY_AUTH_", "TORCHELASTIC_", "PET_RDZV_")
-"""beginnings of names"""
+"""prefixes of variables that are not passed on: autotune's settings and secrets, and those of
+launchers"""
 _LAUNCHERS = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
     "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 })  # fmt: skip
-"""what a launcher tells its ranks, and an operator of training jobs torchrun (`PET_`): of the one
-that started this process it would be wrong for a trial's"""
+"""variables that a launcher sets for its ranks, or a Kubernetes training operator for torchrun
+(`PET_`). Those of the launcher of this process would be wrong for a trial"""
 OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
-"""beginnings of the names by which a scheduler or MPI tells a process its place in a job. Trainers
-take them for their own: Lightning refuses ranks that differ from the job's tasks, and lets Slurm
-start the job anew"""
+"""prefixes of variables by which a scheduler or MPI gives a process its place in a job. Trainers
+use them: Lightning rejects ranks that differ from the job's tasks, and lets Slurm requeue the
+job"""
 ANSWER_S = 60.0
-"""longest time to a server's answer, which takes milliseconds; to its first one it takes the time
-to import torch"""
+"""longest wait for an answer of the fork server, which usually takes milliseconds; its first one
+takes the time to import torch (`FIRST_ANSWER_S`)"""
 FIRST_ANSWER_S = 300.0
 _LOOPBACK = re.compile(r"127\.|::1$")
 
@@ -51,38 +52,40 @@ _LOOPBACK = re.compile(r"127\.|::1$")
 def inherited_environment(
     *, with_job: bool = False, of: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Our environment without secrets of ours (settings, passwords of the database, Ray's token)
-    and other launchers' variables; `with_job`: with those of the job that this process belongs to,
-    by which `srun` starts a step of it. `of`: another process's in the place of ours."""
-    kept_back = _PRIVATE if with_job else (*_PRIVATE, *OF_A_JOB)
-    told = os.environ if of is None else of
+    """The environment of this process without autotune's secrets (settings, database passwords,
+    Ray's token) and launchers' variables. `with_job`: keep the variables of the job of this
+    process, which `srun` needs to start a step of it. `of`: an environment to filter instead of
+    this process's."""
+    private = _PRIVATE if with_job else (*_PRIVATE, *OF_A_JOB)
+    environment = os.environ if of is None else of
     return {
         name: value
-        for name, value in told.items()
-        if not (name.startswith(kept_back) or name in _LAUNCHERS)
+        for name, value in environment.items()
+        if not (name.startswith(private) or name in _LAUNCHERS)
     }
 
 
 def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
-    """The environment of a rank: what is inherited, and where our packages are."""
-    kept = inherited_environment()
+    """The environment of a rank: inherited variables, the path to the installed packages, network
+    interfaces and `extra`."""
+    inherited = inherited_environment()
     roots = {
         str(Path(sys.modules[name].__path__[0]).resolve().parent)
         for name in ("autotune", "autotune_workers")
     }
-    path = os.pathsep.join([*sorted(roots), *filter(None, [kept.get("PYTHONPATH", "")])])
+    path = os.pathsep.join([*sorted(roots), *filter(None, [inherited.get("PYTHONPATH", "")])])
     if _LOOPBACK.match(host):
         interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    elif "GLOO_SOCKET_IFNAME" not in kept and (name := interface_of(host)):
-        # where the own host name does not resolve, gloo would take loopback
+    elif "GLOO_SOCKET_IFNAME" not in inherited and (name := interface_of(host)):
+        # if the host's name does not resolve, gloo would use loopback
         interface = {"GLOO_SOCKET_IFNAME": name}
     else:
         interface = {}
     return {
-        **kept,
+        **inherited,
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",  # the trial itself says how many threads it has
+        "OMP_NUM_THREADS": "1",  # a trial sets its number of threads itself
         **interface,
         **extra,
     }
@@ -98,7 +101,7 @@ def _start_module(
     stderr: int,
     environment: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """A process of that module of this package, which takes channel, parent and arguments from its
+    """Starts a module of this package as a process, with channel, parent and arguments on its
     command line."""
     module = f"autotune_workers.process.{name}"
     command = [
@@ -122,33 +125,33 @@ def _start_module(
 
 
 class RankForkServer:
-    """The owner's side of a fork server process. Several threads may use it."""
+    """The owner's side of a fork server process. Thread-safe."""
 
     def __init__(self, spawner: ThreadPoolExecutor, arguments: Mapping[str, str]) -> None:
-        """`spawner` must have one thread that lives as long as the ranks may: the kernel's death
-        signal follows it. `arguments`: of `rank.serve_rank`."""
+        """`spawner`: must have one thread that lives as long as the ranks, because the kernel ends
+        them with the thread that started them. `arguments`: of `rank.serve_rank`."""
         self._spawner, self._arguments = spawner, dict(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = Lines()
         self._has_answered = False
         self._pending: deque[ForkedChild] = deque()
-        """asked for, in the order in which the server answers"""
+        """requested children, in the order in which the server answers"""
         self._living: dict[int, ForkedChild] = {}
-        """by process number"""
+        """running children by process number"""
         self._lock = threading.RLock()
 
     def spawn(
         self, channel: socket.socket, log: int, environment: Mapping[str, str]
     ) -> ForkedChild:
-        """Asks for a rank on this channel, with its output to the descriptor `log`."""
+        """Requests a rank with this channel, and the descriptor `log` for its output."""
         with self._lock:
             self.listen()
             server = self._channel or self._start()
             child = ForkedChild(self)
             request = to_line({"environment": dict(environment), "arguments": self._arguments})
             self._pending.append(child)
-            with contextlib.suppress(OSError):  # the server is lost: `listen` will tell the child
+            with contextlib.suppress(OSError):  # the server is lost: `listen` ends the child
                 socket.send_fds(server, [request], [channel.fileno(), log])
             return child
 
@@ -169,13 +172,13 @@ class RankForkServer:
         return ours
 
     def listen(self) -> None:
-        """Takes note of children that have started or ended."""
+        """Reads the server's reports of children that have started or ended."""
         with self._lock:
             while self._channel is not None:
                 try:
                     chunk = self._channel.recv(1 << 16)
                 except BlockingIOError:
-                    if self._hangs():
+                    if self._abort_if_overdue():
                         self._lose(hung=True)
                     return
                 except OSError:
@@ -198,9 +201,9 @@ class RankForkServer:
             self._living[pid] = child
             child.started(pid)
 
-    def _hangs(self) -> bool:
-        """Whether the server should have answered long ago. It is then aborted, which makes it
-        print where it hangs."""
+    def _abort_if_overdue(self) -> bool:
+        """Whether the server's answer is overdue. If so, it is aborted, which prints where it
+        hangs."""
         limit_s = ANSWER_S if self._has_answered else FIRST_ANSWER_S
         if (
             not self._pending
@@ -217,7 +220,7 @@ class RankForkServer:
         return True
 
     def _lose(self, *, hung: bool = False) -> None:
-        """The server is gone or must go, and the kernel kills its children."""
+        """Ends the server and marks all its children as ended, as the kernel kills them."""
         errors, was_killed = self._reap_server()
         for child in (*self._pending, *self._living.values()):
             child.end(-signal.SIGKILL if child.pid or was_killed or hung else 1, errors)
@@ -225,14 +228,15 @@ class RankForkServer:
         self._living.clear()
 
     def _reap_server(self) -> tuple[tuple[str, ...], bool]:
-        """Its last lines of output, and whether somebody else killed it."""
+        """Ends the server. Returns (last lines of its output, whether it was killed by a signal
+        from elsewhere)."""
         lines: tuple[str, ...] = ()
         was_killed = False
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            # without its channel it ends, if it has not yet
+            # it ends when its channel is closed
             with contextlib.suppress(subprocess.TimeoutExpired):
                 was_killed = self._process.wait(timeout=0.5) < 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -244,7 +248,7 @@ class RankForkServer:
         return lines, was_killed
 
     def close(self) -> None:
-        """Ends the server and its children; waits until the children are gone."""
+        """Ends the server and its children, and waits until the children are gone."""
         with self._lock:
             pids = [pid for pid in self._living if pid]
             self._lose()
@@ -260,11 +264,11 @@ class ForkedChild:
         self._server = server
         self.asked_s = time.monotonic()
         self.pid = 0
-        """process number; 0 until it is known"""
+        """process number; 0 until the server reports it"""
         self._code: int | None = None
-        self._kept_signal: signal.Signals | None = None
+        self._stored_signal: signal.Signals | None = None
         self.start_errors: tuple[str, ...] = ()
-        """output of the server, when it was lost"""
+        """last lines of output of the server if it was lost"""
 
     def code(self) -> int | None:
         """Exit status, negative for a signal; None while it lives or has not started yet."""
@@ -273,30 +277,30 @@ class ForkedChild:
         return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal to the process and to what it forked, or keeps it until the process
-        number is known."""
+        """Sends the signal to the process and its forks, or stores it until the process number is
+        known."""
         if self.code() is not None:
             return
         if self.pid:
             self._send(number)
         else:
-            self._kept_signal = number
+            self._stored_signal = number
 
     def _send(self, number: int) -> None:
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:  # it leads no group yet
+        except ProcessLookupError:  # it has no process group of its own yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def started(self, pid: int) -> None:
-        """The server reports its process number."""
+        """Notes the process number reported by the server, and sends the stored signal."""
         self.pid = pid
-        if self._kept_signal is not None:
-            self._send(self._kept_signal)
+        if self._stored_signal is not None:
+            self._send(self._stored_signal)
 
     def end(self, code: int, errors: tuple[str, ...] = ()) -> None:
-        """The server reports its end, or was lost itself: then `errors` are its last lines."""
+        """Notes the exit status. `errors`: the server's last lines if it was lost."""
         self._code, self.start_errors = code, errors
 
 
@@ -313,7 +317,7 @@ class OwnChild:
         environment: Mapping[str, str],
         arguments: Mapping[str, str],
     ) -> None:
-        """Starts it; see `RankForkServer`."""
+        """Starts the process. For arguments see `RankForkServer`."""
         self._process = _start_module(
             spawner, "rank", channel, arguments, stdout=log, stderr=log, environment=environment
         )
@@ -324,7 +328,7 @@ class OwnChild:
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal to the process and to what it forked."""
+        """Sends the signal to the process and its forks."""
         if self.code() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)

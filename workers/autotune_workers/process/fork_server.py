@@ -1,14 +1,14 @@
-"""The fork server: a process that has imported torch and the training loop once, and forks a rank
-whenever one is asked for.
+"""The fork server: a process that imports torch and the training loop once, and forks a rank on
+request.
 
-Importing takes seconds of CPU per process, a fork milliseconds: a gang of eight starts about as
-fast as a single rank, and a rank that had to be killed is replaced at once. The server itself never
-trains, starts no thread and touches no GPU, so that its forks are clean; ranks on GPUs are started
-as processes of their own. It reaps its children and reports their exit status. They end with it,
-and it ends with its owner. `children.RankForkServer` is the owner's side.
+Importing takes seconds of CPU per process, a fork milliseconds: eight ranks start about as fast as
+one, and a killed rank is replaced at once. The server never trains, starts no thread and uses no
+GPU, so that it can be forked safely; ranks on GPUs are separate processes. It reaps its children
+and reports their exit status. They end when it ends, and it ends with its owner.
+`children.RankForkServer` is the owner's side.
 
-    owner -> server   {"environment": {...}, "arguments": {...}}, with the descriptors of channel and log
-    server -> owner   {"pid": N} in answer, {"pid": N, "code": C} at the end of a child
+    owner -> server   {"environment": {...}, "arguments": {...}}, with the descriptors of the channel and the log
+    server -> owner   {"pid": N} as the answer, {"pid": N, "code": C} when a child has ended
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from autotune_workers.process.machine import die_with_parent
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Entry point of the fork server."""
     channel, parent, arguments = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     die_with_parent(parent)
-    faulthandler.enable()  # an owner that aborts a server which hangs reads where it hung
+    faulthandler.enable()  # if the owner aborts a hanging server, its stack is printed
     from autotune_workers.process.rank import preload
 
     owner = socket.socket(fileno=channel)
     preload(arguments["trial"], arguments["collectives"])
     gc.collect()
-    gc.freeze()  # collections in the ranks look at the trial's own objects only, and leave the shared pages shared
+    gc.freeze()  # collections in the ranks scan only the trial's objects, so that shared pages stay shared
     serve(owner)
 
 
 def serve(owner: socket.socket) -> None:
-    """Forks on request and reaps until the owner is gone."""
-    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    """Forks ranks on request and reaps them until the owner is gone."""
+    wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker)
+    signal.set_wakeup_fd(wake_writer)
     while True:
-        waiting: list[Any] = [owner, woken]
+        waiting: list[Any] = [owner, wake_reader]
         readable, _, _ = select.select(waiting, [], [])
-        if woken in readable:
-            os.read(woken, 4096)
+        if wake_reader in readable:
+            os.read(wake_reader, 4096)
             _reap(owner)
         if owner in readable:
             request, descriptors, _, _ = socket.recv_fds(owner, 1 << 16, 2)
             if not request:
                 os._exit(0)
             for message in Lines().feed(request):
-                _fork_rank(owner, message, descriptors, (woken, waker))
+                _fork_rank(owner, message, descriptors, (wake_reader, wake_writer))
             for descriptor in descriptors:
                 os.close(descriptor)
 

@@ -1,25 +1,25 @@
-"""What this machine says about its processes: memory in use, kernel kills, death with the parent,
-memory limits. Linux.
+"""Processes, memory and network interfaces of this machine (Linux): resident sizes, OOM kills,
+memory limits, descendants, GPU memory.
 
-Readings that the system does not offer are None (or 0 for counters): they are evidence, never a
+Values that the system does not provide are None (0 for counters). They are evidence, never a
 condition for running.
 
-The most memory that a program's processes held on any one GPU, as the driver tells (NVML).
+Peak memory of a program's processes on any one GPU, from the driver (NVML):
 
-    own     sum over the program's processes of a GPU       what counts, where the driver names processes by the numbers that we know
-    grown   memory in use on a GPU, less what was in use when the program began       else, as in containers with process numbers of their own
+    own     sum over the program's processes on a GPU       used if the driver knows the processes by the same numbers
+    grown   memory in use on a GPU, less what was in use when the program began       used otherwise, as in containers with their own process numbers
 
-Without GPUs, without NVML or where it fails, there is no reading: memory is then what the program's
-own log says.
+Without GPUs or NVML, or if NVML fails, there is no reading; memory is then read from the program's
+log.
 
-Which network interface holds an address. gloo guesses by the host's name, and falls back to
-loopback where that name does not resolve.
+Network interface of an address: gloo guesses it from the host's name, and uses loopback if that
+name does not resolve.
 
-The CPUs near a GPU: those of its NUMA node, as the driver tells (NVML).
+CPUs near a GPU: those of its NUMA node, from the driver (NVML).
 
-A rank that runs on another socket launches its kernels and copies its batches across the link
-between sockets. Memory follows the CPUs: Linux takes a page from the node of the CPU that first
-writes to it (numa(7)).
+A rank on another socket launches its kernels and copies its batches across the link between
+sockets. Memory follows the CPUs: Linux allocates a page on the node of the CPU that first writes to
+it (numa(7)).
 """
 
 from __future__ import annotations
@@ -39,50 +39,51 @@ from pathlib import Path
 from typing import Any, final
 
 SAMPLE_S = 0.5
-"""time between two readings"""
+"""shortest interval of readings of GPU memory, seconds"""
 
 
 @final
 class GpuMemory:
-    """The readings of one program. NVML is loaded when the program begins."""
+    """GPU memory of one program. NVML is loaded when the program begins."""
 
     def __init__(self, nvml: Any = None) -> None:
-        """`nvml`: the module pynvml, where it is not to be imported."""
+        """`nvml`: used instead of the module pynvml, for tests."""
         self._nvml = nvml
-        self._before: dict[Any, int] = {}
+        self._used_before: dict[Any, int] = {}
         """bytes in use on each visible GPU when the program began"""
-        self._looked_s = -SAMPLE_S
+        self._last_reading_s = -SAMPLE_S
         self._own: int | None = None
         self._grown: int | None = None
 
     @property
     def peak_bytes(self) -> int | None:
-        """On the fullest GPU; None without a reading."""
+        """Peak on the GPU with the highest peak, bytes; None without a reading."""
         return self._grown if self._own is None else self._own
 
     def begin(self, visible: str | None) -> None:
-        """The program begins; `visible`: its CUDA_VISIBLE_DEVICES, None for all GPUs."""
+        """Starts the readings when the program begins. `visible`: its CUDA_VISIBLE_DEVICES; None
+        for all GPUs."""
         if visible == "" or (self._nvml is None and not os.path.exists("/proc/driver/nvidia")):
             return
-        with contextlib.suppress(Exception):  # no driver, no module: no reading
+        with contextlib.suppress(Exception):  # no readings without driver or module
             if self._nvml is None:
                 import pynvml
 
                 self._nvml = pynvml
             self._nvml.nvmlInit()
             handles = [gpu_handle(self._nvml, name) for name in self._names(visible)]
-            self._before = {handle: self._used(handle) for handle in handles}
+            self._used_before = {handle: self._used(handle) for handle in handles}
 
     def look(self, pids: Collection[int]) -> None:
-        """Takes a reading for these processes, unless the last one is young."""
+        """Reads the memory of these processes, unless the last reading is newer than `SAMPLE_S`."""
         now_s = time.monotonic()
-        if not self._before or now_s - self._looked_s < SAMPLE_S:
+        if not self._used_before or now_s - self._last_reading_s < SAMPLE_S:
             return
-        self._looked_s = now_s
+        self._last_reading_s = now_s
         with contextlib.suppress(Exception):
-            for handle, before in self._before.items():
-                held = self._held(handle)
-                own = [held[pid] for pid in pids if pid in held]
+            for handle, before in self._used_before.items():
+                by_process = self._bytes_by_process(handle)
+                own = [by_process[pid] for pid in pids if pid in by_process]
                 if own:
                     self._own = max(self._own or 0, sum(own))
                 self._grown = max(self._grown or 0, self._used(handle) - before)
@@ -95,8 +96,9 @@ class GpuMemory:
     def _used(self, handle: Any) -> int:
         return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
 
-    def _held(self, handle: Any) -> Mapping[int, int]:
-        """Bytes by process number; a process whose bytes the driver does not tell is left out."""
+    def _bytes_by_process(self, handle: Any) -> Mapping[int, int]:
+        """Bytes on the GPU by process number, without processes whose bytes the driver does not
+        report."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         return {
             process.pid: int(process.usedGpuMemory) for process in found if process.usedGpuMemory
@@ -104,20 +106,20 @@ class GpuMemory:
 
 
 OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
-"""of the machine, and of this process's memory group where it is the root of what it sees, as in a
-container"""
+"""counters of the machine, and of this process's cgroup if that is the root of what it sees, as in
+a container"""
 EXPENDABLE = 500
-"""oom_score_adj (proc(5)) of ranks and programs: as if they held half of the machine's memory more
-than they do"""
+"""oom_score_adj (proc(5)) of ranks and programs: the OOM killer rates them as if they used half of
+the machine's memory in addition"""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel SIGKILL this process when the thread that started it ends, even while this
+    """Makes the kernel SIGKILL this process when the thread that started it ends, even if this
     process is stopped.
 
-    Exits at once when the parent died before the call.
+    Exits at once if the parent ended before the call.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -126,13 +128,13 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent has ended, instead of the
-    system's first process."""
+    """Makes this process the parent of orphaned descendants, in place of process 1."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def status_bytes(key: str, pid: int | str = "self") -> int | None:
-    """A size of /proc/PID/status in bytes: VmRSS (resident), VmData (private writable), ..."""
+    """A size from /proc/PID/status in bytes, such as VmRSS (resident) or VmData (private writable);
+    None if unavailable."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(key + ":"):
@@ -143,10 +145,10 @@ def status_bytes(key: str, pid: int | str = "self") -> int | None:
 
 
 def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
-    """How often the kernel's out-of-memory killer has struck so far, as far as these files tell;
-    only a rise means something.
+    """Number of kills by the kernel's OOM killer so far, according to these files; only an increase
+    is meaningful.
 
-    They do not tell which process was killed: see `failure_kind.of_death`.
+    The files do not show which process was killed: see `failure_kind.of_death`.
     """
     count = 0
     for path in counters:
@@ -158,8 +160,8 @@ def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
 
 
 def be_expendable() -> None:
-    """Has the kernel's out-of-memory killer take this process, and what it starts, rather than its
-    owner, a service or a database."""
+    """Makes the kernel's OOM killer prefer this process and its children over their owner, a
+    service or a database."""
     score = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
         score.write_text(str(max(EXPENDABLE, int(score.read_text()))))
@@ -167,22 +169,22 @@ def be_expendable() -> None:
 
 @contextlib.contextmanager
 def memory_limit(limit_bytes: float | None) -> Iterator[None]:
-    """Lets this process take at most `limit_bytes` of private memory more than it holds now, until
-    the block ends.
+    """Limits the growth of this process's private memory to `limit_bytes` until the block ends.
+    None: no limit.
 
-    Uses RLIMIT_DATA, which counts private writable mappings and not libraries: an allocation beyond
-    it fails with ENOMEM, so that running out of memory is an exception in the rank and not the
-    kernel's choice of a victim.
+    Uses RLIMIT_DATA, which counts private writable mappings, not libraries. Allocations beyond it
+    fail with ENOMEM, so that running out of memory is an exception in the rank instead of a kill by
+    the kernel.
     """
     held = status_bytes("VmData")
     if limit_bytes is None or held is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = int(held + limit_bytes)
+    limit = int(held + limit_bytes)
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:
@@ -190,14 +192,14 @@ def memory_limit(limit_bytes: float | None) -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Returns what the allocator holds in reserve to the system, so that a resident size says what
-    is really in use."""
+    """Returns the allocator's free memory to the system, so that the resident size is the memory in
+    use."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this number exists and is no zombie."""
+    """Whether a process with this number exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -206,8 +208,8 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """Process numbers of all descendants of `root` that are no zombies, by the parents that /proc
-    names."""
+    """Process numbers of all descendants of `root` except zombies, found by the parents in
+    /proc."""
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
     for entry in os.listdir("/proc"):
@@ -216,7 +218,7 @@ def descendants(root: int) -> list[int]:
         try:
             state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
-            continue  # it ended meanwhile
+            continue  # it has ended meanwhile
         children.setdefault(int(parent), []).append(int(entry))
         if state in ("Z", "X"):
             zombies.add(int(entry))
@@ -231,15 +233,15 @@ def descendants(root: int) -> list[int]:
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface"""
 _ADDRESS = slice(20, 24)
-"""of the interface in the answer, a struct ifreq"""
+"""position of the IPv4 address in the answer, a struct ifreq"""
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that holds this IPv4 address; empty when none does."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    """Name of the interface that has this IPv4 address; empty if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[_ADDRESS]) == address:
                     return name
     return ""
@@ -249,13 +251,13 @@ _WORD_BITS = 64
 
 
 def bind_near_gpu(visible: str | None, nvml: Any = None) -> frozenset[int]:
-    """Binds this thread, and those that it starts, to the CPUs near the first GPU that it may use.
-    Returns them; empty where nothing was changed.
+    """Binds this thread and its future children to the CPUs near the first visible GPU. Returns
+    these CPUs; empty if nothing was changed.
 
-    `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: the module pynvml, where it is not
-    to be imported.
+    `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: used instead of the module pynvml,
+    for tests.
     """
-    # no driver, no module, a GPU that does not tell: the rank runs where it is
+    # without driver, module or affinity of the GPU the rank is not bound
     with contextlib.suppress(Exception):
         if nvml is None:
             nvml = importlib.import_module("pynvml")
@@ -278,7 +280,7 @@ def gpu_handle(nvml: Any, name: str) -> Any:
 
 
 def cpus_near(nvml: Any, handle: Any) -> set[int]:
-    """The CPUs of the GPU's NUMA node, also those that this process may not use."""
+    """The CPUs of the GPU's NUMA node, including those that this process may not use."""
     words = nvml.nvmlDeviceGetCpuAffinity(
         handle, ((os.cpu_count() or 1) + _WORD_BITS - 1) // _WORD_BITS
     )
@@ -290,7 +292,7 @@ def cpus_near(nvml: Any, handle: Any) -> set[int]:
 
 
 def free_port(host: str) -> int:
-    """A port that is free at this address now."""
+    """A TCP port that is free at this address now."""
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])

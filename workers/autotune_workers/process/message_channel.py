@@ -1,4 +1,4 @@
-"""The owner's end of the channel to a process: messages of `gang.wire` both ways, without waiting
+"""The owner's end of the channel to a process. Exchanges messages of `gang.wire` without waiting
 for the other side.
 
 One thread receives; others may send.
@@ -14,16 +14,16 @@ from autotune_workers.gang.wire import Lines, Message, to_line
 
 CHUNK_BYTES = 1 << 16
 MOST_CHUNKS = 16
-"""that one call takes"""
+"""largest number of chunks that one `receive` reads"""
 
 
 @final
 class MessageChannel:
-    """Our end of a pair of connected sockets, of which the process has the other."""
+    """The owner's end of a pair of connected sockets; the process has the other."""
 
     def __init__(self, ours: socket.socket, *, send_timeout_s: float) -> None:
-        """`ours`: closed with the channel; `send_timeout_s`: how long `send` waits for a process
-        that does not read."""
+        """`ours`: closed with the channel. `send_timeout_s`: longest time that `send` waits if the
+        process does not read."""
         self._ours = ours
         self._ours.setblocking(False)
         self._sender = self._ours.dup()
@@ -31,24 +31,25 @@ class MessageChannel:
         self._lines = Lines()
 
     def fileno(self) -> int:
-        """For selectors: readable when there are messages or the process is gone; -1 once nothing
-        more can come."""
+        """For selectors: readable if there are messages or the process is gone; -1 after the end of
+        the channel."""
         return self._ours.fileno()
 
     @property
     def is_open(self) -> bool:
-        """Whether messages may still come."""
+        """Whether messages may still arrive."""
         return self._ours.fileno() >= 0
 
     def send(self, message: Message) -> None:
-        """Sends a message; a process that is gone does not get it, which `receive` shows."""
+        """Sends a message. If the process is gone, the message is lost; `receive` then closes the
+        channel."""
         with contextlib.suppress(OSError):
             self._sender.sendall(to_line(message))
 
     def receive(self) -> list[Message]:
-        """Messages that have arrived, or a part of them where there are many: a sender that never
-        stops keeps nobody here. Closes this direction once the process has closed its end. Raises
-        `ValueError` for what is no message."""
+        """The messages that have arrived, at most `MOST_CHUNKS` chunks, so that a fast sender
+        cannot block the caller. Closes this direction when the process has closed its end. Raises
+        `ValueError` for malformed messages."""
         messages: list[Message] = []
         for _ in range(MOST_CHUNKS):
             if not self.is_open:
@@ -66,10 +67,10 @@ class MessageChannel:
         return messages
 
     def stop_receiving(self) -> None:
-        """No more messages are wanted."""
+        """Closes the receiving direction."""
         self._ours.close()
 
     def close(self) -> None:
-        """Closes our end."""
+        """Closes both directions."""
         self._ours.close()
         self._sender.close()

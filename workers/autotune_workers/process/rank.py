@@ -1,11 +1,11 @@
-"""One rank: a process that stays warm and runs one trial after another on order.
+"""One rank: a process that stays warm and runs one trial after another when ordered.
 
-Three threads share it. The *main* thread trains: signal handlers, compilers and debuggers expect
-it. The *reader* takes orders meanwhile, and ends the process when the runner's end of the channel
-closes. The *heartbeat* reports every second where the main thread is. Whatever the trial prints
-goes to the rank's log, which is emptied when a trial begins.
+It has three threads. The *main* thread trains, because signal handlers, compilers and debuggers
+expect that. The *reader* takes orders meanwhile, and exits the process when the runner closes its
+end of the channel. The *heartbeat* reports every second what the main thread is doing. Output of
+the trial goes to the rank's log, which is emptied when a trial begins.
 
-    python -m autotune_workers.process.rank 5 4711 '{"device": "cpu", "host": "127.0.0.1", ...}'    descriptor of the channel, parent, arguments of `serve_rank`
+    python -m autotune_workers.process.rank 5 4711 '{"device": "cpu", "host": "127.0.0.1", ...}'    descriptor of the channel, process number of the parent, arguments of `serve_rank`
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ from autotune_workers.training.faults import Fault, Injector
 from autotune_workers.training.measuring.progress import Progress
 
 HEARTBEAT_S = 1.0
-"""between two heartbeats"""
+"""interval of heartbeats, seconds"""
 LEAK_BYTES = 512 << 20
-"""a rank that holds this much more than after its first trial is replaced"""
+"""a rank whose resident memory grows by more than this since the end of its first trial is
+replaced"""
 STACK_LINES = 12
 
 
 class Rank:
-    """The rank's side of the channel."""
+    """The rank's state and its end of the channel."""
 
     def __init__(
         self, channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = ""
     ) -> None:
-        """`host`: the address on which its peers reach it; `trial`: `module:function` of the
-        training loop; `collectives`: see `RankStarter`."""
+        """`host`: address at which its peers reach it; `trial`: `module:function` of the training
+        loop; `collectives`: see `RankStarter`."""
         self._channel = channel
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -69,17 +70,18 @@ class Rank:
         self._phase = "idle"
         self._step: int | None = None
         self._progress = Progress()
-        self._told_failure = False
+        self._has_reported_failure = False
         self._aborted = False
-        """whether the runner has broken off the collectives of this trial"""
+        """whether the runner aborted the collectives of this trial"""
         self._is_joining = False
-        """whether it has begun to form a process group and not succeeded"""
+        """whether forming a process group began and has not succeeded"""
         self._first_rss_bytes: int | None = None
         self._cpus = usable_cores()
-        """that all ranks of the node share; later this one may be bound to a part of them"""
+        """number of cores that all ranks of the node share; read at the start because the rank may
+        be bound to a part of them later"""
 
     def serve(self) -> None:
-        """Takes orders until it is told to exit."""
+        """Runs the ordered trials until the command `exit`; never returns."""
         import torch
 
         if self._device == "cuda":
@@ -87,7 +89,7 @@ class Rank:
             torch.zeros(1, device="cuda")  # the CUDA context is part of being warm
         if not gc.get_freeze_count():
             gc.collect()
-            gc.freeze()  # what was imported stays: later collections look at the trial's own objects only
+            gc.freeze()  # imported objects stay: later collections scan only the trial's objects
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if self._device == "cuda" else ""
@@ -119,9 +121,9 @@ class Rank:
             if not chunk:
                 os._exit(0)  # the runner is gone
             for message in lines.feed(chunk):
-                self._obey(message)
+                self._execute(message)
 
-    def _obey(self, message: Message) -> None:
+    def _execute(self, message: Message) -> None:
         command = message["command"]
         if command == "run":
             self._stop.clear()
@@ -152,33 +154,37 @@ class Rank:
     def _send_heartbeats(self) -> None:
         while True:
             time.sleep(HEARTBEAT_S)
-            self._send("heartbeat", phase=self._phase, step=self._where, **self._progress.told())
+            self._send(
+                "heartbeat", phase=self._phase, step=self._reported_step, **self._progress.told()
+            )
 
     def _enter(self, phase: str) -> None:
-        """The trial has come to this phase; reported at once, in case the rank dies in it."""
+        """Notes that the trial entered this phase, and reports it at once in case the rank dies in
+        it."""
         self._phase = phase
-        self._send("heartbeat", phase=phase, step=self._where, **self._progress.told())
+        self._send("heartbeat", phase=phase, step=self._reported_step, **self._progress.told())
 
     @property
-    def _where(self) -> int | None:
-        """The current step; setting up counts as the first one."""
+    def _reported_step(self) -> int | None:
+        """The current step; 0 during set-up; None before."""
         return self._step if self._step is not None or self._phase != "set-up" else 0
 
     def _attempt(self, order: Message) -> None:
-        """Runs the trial and reports its end; then cleans up and reports that it is idle."""
-        self._step, self._phase, self._told_failure, self._progress = (
+        """Runs the trial and reports its result or failure; then cleans up and reports that the
+        rank is idle."""
+        self._step, self._phase, self._has_reported_failure, self._progress = (
             None,
             "start",
             False,
             Progress(),
         )
-        with contextlib.suppress(OSError):  # where the output is no file, there is nothing to empty
+        with contextlib.suppress(OSError):  # output that is no file cannot be emptied
             os.ftruncate(1, 0)
             os.lseek(1, 0, os.SEEK_SET)
         try:
             self._send("done", **self._train(order))
         except BaseException as error:
-            self._tell_failure(error)
+            self._report_failure(error)
         self._phase = "clean-up"
         self._clean_up()
         leaks = self._leaks()
@@ -229,20 +235,24 @@ class Rank:
         injector.at(None)
         with contextlib.closing(injector), memory_limit(limit_bytes):
             self._enter("rendezvous")
-            store = self._meet(rank, world_size, timeout_s)
-            place: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
+            store = self._join_peers(rank, world_size, timeout_s)
+            rank_context: dict[str, Any] = {
+                "rank": rank,
+                "world_size": world_size,
+                "device": device,
+            }
             self._is_joining = True
-            with process_group(store, **place, timeout_s=timeout_s, backend=self._backend):
+            with process_group(store, **rank_context, timeout_s=timeout_s, backend=self._backend):
                 self._is_joining = False
                 try:
                     self._enter("set-up")
                     injector.at(0)
                     result = self._trial(
-                        request, RankContext(**place, progress=self._progress), report
+                        request, RankContext(**rank_context, progress=self._progress), report
                     )
                 except BaseException as error:
-                    # before the groups are torn down, which may take for ever
-                    self._tell_failure(error)
+                    # before the teardown of the groups, which may hang
+                    self._report_failure(error)
                     raise
         if injector.silences:
             return {"measurement": None, "stopped": ""}
@@ -251,7 +261,7 @@ class Rank:
             "stopped": result.stopped,
         }
 
-    def _meet(self, rank: int, world_size: int, timeout_s: float) -> Any:
+    def _join_peers(self, rank: int, world_size: int, timeout_s: float) -> Any:
         from autotune_workers.training.rendezvous import join_store, open_store
 
         if rank == 0:
@@ -263,10 +273,11 @@ class Rank:
             if message["run"] == self._run:
                 return join_store(message["host"], message["port"], world_size, timeout_s)
 
-    def _tell_failure(self, error: BaseException) -> None:
-        """Reports why the trial failed; what comes of tearing down is not reported."""
-        if not self._told_failure:
-            self._told_failure = True
+    def _report_failure(self, error: BaseException) -> None:
+        """Reports why the trial failed. Only the first failure of a trial is reported, not those of
+        its teardown."""
+        if not self._has_reported_failure:
+            self._has_reported_failure = True
             self._send("failed", **self._explain(error))
 
     def _explain(self, error: BaseException) -> Message:
@@ -274,18 +285,18 @@ class Rank:
         sys.stderr.flush()
         frames = traceback.extract_tb(error.__traceback__)
         failure = getattr(error, "failure", None)
-        explained = {
+        report = {
             "type": type(error).__name__,
             "text": str(error)[-4000:],
             "errno": getattr(error, "errno", None),
             "failure": failure.to_dict() if failure is not None else None,
-            "step": self._where,
+            "step": self._reported_step,
             "phase": self._phase,
             "waited": bool(frames) and waits(frames[-1].filename, frames[-1].line or ""),
             "aborted": self._aborted,
         }
         traceback.clear_frames(error.__traceback__)  # they hold the trial's tensors
-        return explained
+        return report
 
     def _clean_up(self) -> None:
         import torch
@@ -296,16 +307,16 @@ class Rank:
             torch.compiler.reset()
         gc.collect()
         if self._device == "cuda":
-            # a broken context shows itself in the next check
+            # a broken CUDA context is detected by `_leaks`
             with contextlib.suppress(RuntimeError):
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
         give_back_memory()
 
     def _leaks(self) -> bool:
-        """Whether this process is no longer fit for another trial. After a group that could not be
-        formed torch goes on counting its groups from there, and names the next one otherwise than
-        its peers do: they would look for one another for ever."""
+        """Whether this process must be replaced before the next trial: it leaks memory, its CUDA
+        context is broken, or a process group could not be formed. After the latter, torch's
+        numbering of groups differs from that of its peers, and later groups would hang."""
         import torch
         import torch.distributed as dist
 
@@ -329,7 +340,7 @@ class Rank:
 
 
 def preload(trial: str, collectives: str) -> None:
-    """Imports what a trial needs, so that none of it counts as the trial's time."""
+    """Imports what a trial needs, so that the time of imports is not part of a trial."""
     for name in filter(None, (trial, collectives)):
         importlib.import_module(name.partition(":")[0])
     importlib.import_module("autotune_workers.training.parallel.mesh")
@@ -339,7 +350,7 @@ def preload(trial: str, collectives: str) -> None:
 def serve_rank(
     channel: socket.socket, *, device: str, host: str, trial: str, collectives: str
 ) -> None:
-    """Makes this process a rank; never returns."""
+    """Turns this process into a rank; never returns."""
     faulthandler.enable()
     be_expendable()
     channel.set_inheritable(False)
@@ -355,7 +366,7 @@ def serve_rank(
 
 
 def main() -> None:
-    """Entry of a rank that is started as a process of its own."""
+    """Entry point of a rank that is started as a process of its own."""
     channel, parent, arguments = sys.argv[1:]
     die_with_parent(int(parent))
     serve_rank(socket.socket(fileno=int(channel)), **json.loads(arguments))

@@ -1,8 +1,8 @@
-"""Rank processes of this machine: how they are started, sent messages, ended, and the last lines of
-their logs.
+"""Starts rank processes on this machine, exchanges messages with them, ends them, and reads the
+last lines of their logs.
 
-A rank's output goes to an unnamed file, so nothing is left behind however its owner ends; its input
-is empty; it leads a process group of its own, so that what it forks (compilers) ends with it.
+A rank's output goes to an unnamed file, so nothing remains however its owner ends. Its input is
+empty. It has its own process group, so that its forks (compilers) end with it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ TRIAL = "autotune_workers.training.run_trial:run_trial"
 LOG_TAIL_LINES = 30
 LOG_TAIL_BYTES = 32768
 EXIT_S = 5.0
-"""time that a process gets to end by itself once its channel is closed: how it ends says why"""
+"""seconds that a process has to end by itself after its channel is closed, because its exit status
+shows the cause"""
 CRASH = "Fatal Python error"
-"""first words of the dump of all threads; the reason stands right before it"""
+"""first words of Python's dump of all threads; the reason is printed just before it"""
 
 
 class RankStarter:
-    """Starts the ranks of one owner: on CPU from a fork server, on GPU as processes of their
-    own."""
+    """Starts the ranks of one owner: from a fork server for CPU, as separate processes for GPU."""
 
     def __init__(
         self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL, collectives: str = ""
     ) -> None:
-        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`:
-        `module:function`; `collectives`: `module:name` of a backend of torch.distributed that the
-        module registers. Empty: the one of the device."""
+        """`device`: cpu or cuda. `host`: address at which ranks reach one another. `trial`:
+        `module:function` of the training loop. `collectives`: `module:name` of a torch.distributed
+        backend that the module registers; empty for the device's default."""
         self._device, self.host = device, host
         self._arguments = {
             "device": device,
@@ -53,24 +53,24 @@ class RankStarter:
     def start(
         self, channel: socket.socket, log: int, environment: Mapping[str, str]
     ) -> ForkedChild | OwnChild:
-        """A new rank process on this channel, with its output to the descriptor `log`."""
+        """Starts a rank process with this channel, and the descriptor `log` for its output."""
         if self._device == "cpu":
             return self._fork_server.spawn(channel, log, environment)
         return OwnChild(self._spawner, channel, log, environment, self._arguments)
 
     def close(self) -> None:
-        """Ends the fork server; ranks that were started on their own must be closed before."""
+        """Ends the fork server. Close ranks on GPUs before."""
         self._fork_server.close()
         self._spawner.shutdown()
 
 
 class RankProcess:
-    """One rank process and its channel. One thread listens; `send` may come from another."""
+    """One rank process and its channel. One thread receives; `send` may be called by another."""
 
     def __init__(
         self, starter: RankStarter, *, name: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Asks for the process; `ready` once its message of that name has come."""
+        """Requests the process. `ready` becomes true with its message of that name."""
         self.name = name
         self.ready = False
         self.address = starter.host
@@ -98,19 +98,19 @@ class RankProcess:
         return self._channel.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a message; a rank that is gone does not get it, and one that no longer reads is
-        found by the deadlines."""
+        """Sends a message. If the rank has ended, the message is lost; if it no longer reads, a
+        deadline of the attempt expires."""
         self._channel.send(message)
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `gone` once the process has ended."""
-        code = self._child.code()  # before the last read: no message before the end is lost
+        code = self._child.code()  # checked before the last read, so that no message is lost
         was_open = self._channel.is_open
         messages = self._channel.receive()
         why = ""
         if was_open and not self._channel.is_open and (code := self._wait(EXIT_S)) is None:
             why = f"the rank closed its channel, but did not end within {format_duration(EXIT_S)}, and was killed"
-            self.kill()  # without its channel a rank is of no use
+            self.kill()  # a rank without a channel cannot be used
             self._wait(10.0)
         for message in messages:
             if message["event"] == "ready":
@@ -129,11 +129,11 @@ class RankProcess:
         return messages
 
     def begin(self) -> None:
-        """A trial begins: kernel kills before it do not concern it."""
+        """Call when a trial begins: earlier OOM kills are not attributed to it."""
         self._oom_kills = oom_kills()
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that it printed since its trial began; after a crash, those around the
+        """The last lines of output since its trial began; after a crash, the lines around the
         beginning of the crash report."""
         if self._child.start_errors:
             return self._child.start_errors
@@ -150,15 +150,16 @@ class RankProcess:
         return tuple(lines[start : start + LOG_TAIL_LINES])
 
     def terminate(self) -> None:
-        """SIGTERM to the process and what it forked."""
+        """Sends SIGTERM to the process and its forks."""
         self._child.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the process and what it forked."""
+        """Sends SIGKILL to the process and its forks."""
         self._child.signal(signal.SIGKILL)
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Kills it, waits until it is gone and frees everything; False when it would not go."""
+        """Kills the process, waits until it has ended and frees all resources. Returns False if it
+        did not end within `timeout_s`."""
         self.kill()
         gone = not self.pid or self._wait(timeout_s) is not None
         self._channel.close()

@@ -1,1 +1,1 @@
-"""Why a program failed, as its log and recorders show."""
+"""Finds why a program failed, from its log and NCCL's flight recorder."""

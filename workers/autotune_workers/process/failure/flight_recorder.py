@@ -1,20 +1,20 @@
-"""NCCL's flight recorder in a program that torch runs: which collectives each rank had begun when
-the program fell silent.
+"""Reads NCCL's flight recorder of a program's ranks: which collectives each rank had begun when the
+program hung.
 
-Variables turn it on, so that any trainer can be asked. A rank of torch's NCCL backend opens a named
-pipe; a byte written into it has the rank write its last collectives to a file within about a second
-(ProcessGroupNCCL.hpp, `DumpPipe`; the file is what `torchfrtrace` reads). Each entry names its
-process group and its number in it, and ranks of a group begin the same collectives in the same
-order: the rank with the lowest number keeps the others waiting. Groups that one `split_group` makes
-have the same name in torch before 2.13, so a group is given by its name and its ranks, as
-`torchfrtrace` tells it.
+Environment variables turn the recorder on, so it works with any trainer. Each rank with torch's
+NCCL backend opens a named pipe; when a byte is written into it, the rank dumps its last collectives
+to a file within about a second (ProcessGroupNCCL.hpp, `DumpPipe`; `torchfrtrace` reads the same
+file). Each entry has its process group and its number in the group. Ranks of a group begin the same
+collectives in the same order, so the rank with the lowest number keeps the others waiting. Groups
+made by one `split_group` have the same name in torch before 2.13, so a group is identified by its
+name and ranks, as in `torchfrtrace`.
 
-    TORCH_NCCL_DEBUG_INFO_PIPE_FILE       first part of the pipes' names: PART0.pipe for rank 0
-    TORCH_FR_DUMP_TEMP_FILE               first part of the files' names; TORCH_NCCL_DEBUG_INFO_TEMP_FILE in torch before 2.9
-    TORCH_FR_BUFFER_SIZE                  entries that are kept; TORCH_NCCL_TRACE_BUFFER_SIZE in torch before 2.9
+    TORCH_NCCL_DEBUG_INFO_PIPE_FILE       prefix of the pipes' names: PREFIX0.pipe for rank 0
+    TORCH_FR_DUMP_TEMP_FILE               prefix of the files' names; TORCH_NCCL_DEBUG_INFO_TEMP_FILE in torch before 2.9
+    TORCH_FR_BUFFER_SIZE                  number of entries; TORCH_NCCL_TRACE_BUFFER_SIZE in torch before 2.9
 
-Imports the standard library only. A file is a pickle of plain values, and is read as nothing else.
-The folder may belong to another user, as whom the program runs, so links in it are not followed.
+Imports the standard library only. A file is a pickle; only plain values are loaded. The folder may
+belong to the user that runs the program, so links in it are not followed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from pathlib import Path
 from typing import Any
 
 ENTRIES = 2000
-"""collectives that a rank keeps, torch's own default"""
+"""number of collectives that a rank records, torch's default"""
 DUMP_S = 4.0
-"""time that ranks get to write their files; torch looks into the pipe once a second"""
+"""longest wait for the ranks' files, seconds; torch checks the pipe once a second"""
 MAX_FILE_BYTES = 64 << 20
-"""a longer file is not read"""
+"""larger files are not read"""
 SHOWN_RANKS = 8
-"""ranks of a process group that are listed"""
+"""largest number of ranks listed for a process group"""
 Begun = dict[str, dict[str, list[Any]]]
-"""by rank and process group: the number of the last collective that the rank began in the group,
-and its name"""
+"""by rank and process group: [number of the last collective that the rank began in the group, its
+name]"""
 
 
 def variables(folder: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What turns the recorder on with its files in `folder`; empty where the environment of the
-    program already says what it wants of it."""
+    """The variables that turn the recorder on with its files in `folder`; empty if `environment`
+    already sets one of them."""
     pipe, file = os.path.join(folder, "pipe-"), os.path.join(folder, "rank-")
     wanted = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": pipe,
@@ -56,25 +56,28 @@ def variables(folder: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def collectives_begun(folder: str, dump_s: float = DUMP_S) -> Begun:
-    """Asks all ranks whose pipes lie in `folder`, and reads what they write within `dump_s`.
-    Without pipes it is empty, at once."""
-    asked = [
+    """Makes all ranks with pipes in `folder` write their files, and reads those written within
+    `dump_s`. Returns an empty dict at once if there are no pipes."""
+    ranks = [
         path.name.removeprefix("pipe-").removesuffix(".pipe")
         for path in Path(folder).glob("pipe-*.pipe")
-        if _ask(path)
+        if _request_dump(path)
     ]
-    found: Begun = {}
+    begun_by_rank: Begun = {}
     end_s = time.monotonic() + dump_s
-    while len(found) < len(asked) and time.monotonic() < end_s:
-        for rank in asked:
-            if rank not in found and (begun := _read(Path(folder, f"rank-{rank}"))) is not None:
-                found[rank] = begun
+    while len(begun_by_rank) < len(ranks) and time.monotonic() < end_s:
+        for rank in ranks:
+            if (
+                rank not in begun_by_rank
+                and (begun := _read(Path(folder, f"rank-{rank}"))) is not None
+            ):
+                begun_by_rank[rank] = begun
         time.sleep(0.02)
-    return found
+    return begun_by_rank
 
 
-def _ask(pipe: Path) -> bool:
-    """Whether somebody reads that pipe, who is then asked."""
+def _request_dump(pipe: Path) -> bool:
+    """Requests a dump through the pipe. Returns whether a rank reads the pipe."""
     with contextlib.suppress(OSError):
         writer = _open(pipe, os.O_WRONLY, stat.S_ISFIFO)
         try:
@@ -85,8 +88,8 @@ def _ask(pipe: Path) -> bool:
 
 
 def _open(path: Path, flags: int, is_kind: Callable[[int], bool]) -> int:
-    """Opens a file of that kind without waiting. Raises `OSError` for any other kind, and for a
-    link."""
+    """Opens a file of the given kind without blocking. Raises `OSError` for other kinds and for
+    links."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not is_kind(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -95,10 +98,10 @@ def _open(path: Path, flags: int, is_kind: Callable[[int], bool]) -> int:
 
 
 def _read(file: Path) -> dict[str, list[Any]] | None:
-    """The last collective of each group in that file; None while it is not whole."""
+    """The last collective of each group in the file; None while it is missing or incomplete."""
     try:
-        with os.fdopen(_open(file, os.O_RDONLY, stat.S_ISREG), "rb") as record:
-            content = record.read(MAX_FILE_BYTES + 1)
+        with os.fdopen(_open(file, os.O_RDONLY, stat.S_ISREG), "rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             return {}
         dump = _PlainValues(io.BytesIO(content)).load()
@@ -124,8 +127,8 @@ def _read(file: Path) -> dict[str, list[Any]] | None:
 
 
 def _with_ranks(name: str, ranks: list[str]) -> str:
-    """A group's name and ranks; its name alone where torch does not tell the ranks. The first of
-    many ranks suffice: groups of one split share none."""
+    """The group's name with its ranks; its name alone if the ranks are unknown. The first ranks
+    suffice, because groups of one split are disjoint."""
     if not ranks:
         return name
     shown = ", ".join(ranks[:SHOWN_RANKS])
@@ -133,8 +136,8 @@ def _with_ranks(name: str, ranks: list[str]) -> str:
 
 
 class _PlainValues(pickle.Unpickler):
-    """Reads numbers, texts and their collections; whatever names a class or a function is
-    refused."""
+    """Unpickles numbers, strings and collections of them. Raises for anything that names a class or
+    function."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")

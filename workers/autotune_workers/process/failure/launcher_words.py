@@ -1,4 +1,5 @@
-"""What launchers and schedulers say in a log of how a rank ended: lines in, `RankEnd` out.
+"""Reads how a rank ended from log lines of launchers and schedulers. Takes lines, returns
+`RankEnd`.
 
 DeepSpeed            [launch.py:325:sigkill_handler] [...] exits with return code = -9
 mpirun, mpiexec      noticed that process rank 3 with PID 71 on node n1 exited on signal 9 (Killed)
@@ -44,36 +45,36 @@ _CANCELLED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How a launcher says that a rank ended."""
+    """The end of a rank as a launcher reports it."""
 
     code: int
     """exit status, negative for a signal"""
     rank: int | None = None
-    """which one, where it says so"""
+    """the rank; None if the line does not say"""
     kind: FailureKind | None = None
-    """what a scheduler decided; None: only the code is known"""
+    """kind of failure that a scheduler decided on; None if only the code is known"""
     said: str = ""
-    """the line"""
+    """the line of the log"""
 
 
 def rank_end(text: str) -> RankEnd | None:
-    """What the line says of a rank's end; None for any other line."""
+    """The end of a rank that the line reports; None for other lines."""
     line = text.strip()[:400]
     if _OOM_KILL.search(line):
         return RankEnd(code=-signal.SIGKILL, kind=FailureKind.OUT_OF_MEMORY, said=line)
-    if (found := _CANCELLED.search(line)) is not None:
-        kind = FailureKind.TIMEOUT if found["why"] == "TIME LIMIT" else FailureKind.WORKER_LOST
+    if (match := _CANCELLED.search(line)) is not None:
+        kind = FailureKind.TIMEOUT if match["why"] == "TIME LIMIT" else FailureKind.WORKER_LOST
         return RankEnd(code=-signal.SIGTERM, kind=kind, said=line)
-    if (found := _RETURN_CODE.search(line)) is not None:
-        return RankEnd(code=int(found["code"] or found["child"]), rank=_rank(line), said=line)
-    if (found := _SRUN.search(line)) is not None:
-        rank = int(found["rank"]) if found["rank"] else None
-        if found["how"] == "Out Of Memory":
+    if (match := _RETURN_CODE.search(line)) is not None:
+        return RankEnd(code=int(match["code"] or match["child"]), rank=_rank(line), said=line)
+    if (match := _SRUN.search(line)) is not None:
+        rank = int(match["rank"]) if match["rank"] else None
+        if match["how"] == "Out Of Memory":
             return RankEnd(
                 code=-signal.SIGKILL, rank=rank, kind=FailureKind.OUT_OF_MEMORY, said=line
             )
-        number = signal_worded(found["how"])
-        return RankEnd(code=-number if number else int(found["code"] or 1), rank=rank, said=line)
+        number = signal_worded(match["how"])
+        return RankEnd(code=-number if number else int(match["code"] or 1), rank=rank, said=line)
     if _MPI.search(line) and (number := signal_named(line)) is not None:
         return RankEnd(code=-number, rank=_rank(line), said=line)
     if (shell := _SHELL.match(line)) is not None and (

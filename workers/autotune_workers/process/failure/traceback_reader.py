@@ -1,13 +1,13 @@
-"""Tracebacks in the lines of one stream of a log: those of one rank where lines say whose they are,
-else those of all.
+"""Reads tracebacks from one stream of a log: the lines of one rank if prefixes identify ranks,
+otherwise all lines.
 
-    Traceback (most recent call last):     header; rich draws it into the top of a box
-      File "train.py", line 3, in main     indented: frames; in a box up to its bottom
-    ValueError: 7 sequences,               the exception; further lines of its text follow where the stream is one rank's, or the line is not ended
+    Traceback (most recent call last):     header; rich prints it in the top border of a box
+      File "train.py", line 3, in main     frames: indented lines, or those up to the bottom of a box
+    ValueError: 7 sequences,               the exception; more lines of its text are read if the stream is one rank's, or the line is incomplete
     but 8 were expected
 
 A blank line and `During handling of the above exception` or `The above exception was the direct
-cause` join two tracebacks to a chain.
+cause` join two tracebacks into a chain.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dataclasses import dataclass, field
 from typing import final
 
 CONTEXT_LINES = 10
-"""before a traceback that are kept with it"""
+"""number of lines before a traceback that are kept with it"""
 HEAD_LINES, LAST_LINES = 14, 20
-"""lines of a long traceback that are kept: at its beginning, with the lines before it, and at its
-end"""
+"""number of kept lines of a long traceback: at its beginning, including the lines before it, and at
+its end"""
 MAX_RAISED = 8
-"""tracebacks that are kept of a stream"""
+"""largest number of tracebacks kept per stream"""
 MORE_LINES = 4
-"""lines of an exception's text that are kept after its first"""
+"""largest number of lines of an exception's text that are kept after the first"""
 _HEADER = re.compile(r"(?P<before>.*?)(?P<box>╭─* ?)?Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(
     r"^(?P<name>(?:\w+\.)+[A-Za-z_]\w*|[A-Z]\w*[A-Z]\w*|[A-Z]\w*(?:Error|Exception)|Exception)(?:\((?P<inner>\w+)\))?(?:: ?(?P<text>.*))?$"
 )
-"""a dotted name, or a word with two capitals or the usual ending: `loss: 2.3` of another rank is
-none; Ray has the name of the exception that it passes on in parentheses, and that one's traceback
-behind it"""
-_GOES_ON = re.compile(r"^(nccl\w+: |Last error:|Original Traceback)")
-"""lines by which NCCL's and torch's exceptions go on"""
-_OF_CREATION = "because of an error raised in its creation task"
-"""by which Ray says that an actor could not be made; the frames and the exception of its
-constructor follow (verl's and OpenRLHF's workers)"""
+"""a dotted name, or a word with two capitals or a usual ending, so that `loss: 2.3` of another rank
+does not match. Ray puts the name of the exception that it forwards in parentheses, followed by that
+exception's traceback"""
+_CONTINUATION = re.compile(r"^(nccl\w+: |Last error:|Original Traceback)")
+"""lines that continue exceptions of NCCL and torch"""
+_CREATION_FAILED = "because of an error raised in its creation task"
+"""Ray's message that an actor could not be created; frames and exception of its constructor follow
+(workers of verl and OpenRLHF)"""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _THROWN = re.compile(r"^terminate called after throwing an instance of '(?P<name>.+)'")
 _WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>.*)")
@@ -52,18 +52,18 @@ class Raised:
     """A traceback, or a chain of them."""
 
     line: int
-    """line of the log in which it began, from 1"""
+    """number of its first line in the log, from 1"""
     steps_done: int
-    """when it began"""
+    """number of steps done when it began"""
     lines: list[str]
-    """its lines of the log, without the middle of a long traceback"""
+    """its log lines, without the middle of a long traceback"""
     chain: list[tuple[str, str]] = field(default_factory=list)
-    """name and text of each exception, the first raised first"""
+    """(name, text) of each exception in the order in which they were raised"""
     left_out: bool = False
-    """whether the middle is missing"""
+    """whether the middle was dropped"""
 
     def keep(self, line: str) -> None:
-        """Keeps a line of it; of a long one the begin and the end."""
+        """Adds a line; of a long traceback only the beginning and the end are kept."""
         self.lines.append(line)
         if len(self.lines) > HEAD_LINES + LAST_LINES:
             if not self.left_out:
@@ -74,21 +74,21 @@ class Raised:
 
 @final
 class TracebackReader:
-    """Lines of one stream in; `raised` is what was found so far."""
+    """Reads the lines of one stream. `raised`: the tracebacks so far."""
 
     def __init__(self, *, is_alone: bool) -> None:
-        """`is_alone`: whether all lines are those of one rank's errors."""
+        """`is_alone`: whether all lines come from one rank."""
         self.raised: list[Raised] = []
         self._is_alone = is_alone
         self._state = ""
         """"", frames, box, thrown, text or joint"""
-        self._more = 0
+        self._lines_left = 0
 
     def hear(
         self, text: str, line: str, number: int, steps_done: int, before: Iterable[str]
     ) -> None:
-        """A line of the log: `text` without the prefix, `line` as it came, its number and the lines
-        before it."""
+        """Reads a log line. `text`: without the prefix; `line`: as logged; `number`: of the line,
+        from 1; `before`: the preceding lines."""
         header = None if _SUMMARY.match(text) else _HEADER.match(text)
         if header is not None:
             self._begin(line, number, steps_done, before)
@@ -109,7 +109,7 @@ class TracebackReader:
             self._state = "frames"
         elif self._state == "thrown":
             self._read_what(text)
-        elif self._state == "text" and not self._goes_on(text):
+        elif self._state == "text" and not self._continues_text(text):
             self._state = "joint" if not text.strip() else ""
         elif self._state == "joint" and text.strip() and not text.startswith(_CHAINED):
             self._state = ""
@@ -117,7 +117,7 @@ class TracebackReader:
             self.raised[-1].keep(line)
 
     def _begin(self, line: str, number: int, steps_done: int, before: Iterable[str]) -> None:
-        """A new traceback, or the next one of a chain."""
+        """Begins a traceback, or continues a chain of them."""
         if self._state == "joint":
             self.raised[-1].keep(line)
             return
@@ -127,30 +127,30 @@ class TracebackReader:
 
     def _end_frames(self, text: str) -> None:
         found = _EXCEPTION.match(text)
-        if found is None:  # a line of somebody else in between
+        if found is None:  # a line from another source in between
             return
         chain = self.raised[-1].chain
-        if found["inner"]:  # the exception itself comes behind the frames that follow
+        if found["inner"]:  # the exception itself follows after more frames
             chain.append((found["inner"], ""))
             return
         if chain and chain[-1] == (found["name"].rpartition(".")[2], ""):
             del chain[-1]
         chain.append((found["name"], (found["text"] or "").strip()))
-        if _OF_CREATION in chain[-1][1]:
+        if _CREATION_FAILED in chain[-1][1]:
             return
-        self._state, self._more = "text", MORE_LINES
+        self._state, self._lines_left = "text", MORE_LINES
 
-    def _goes_on(self, text: str) -> bool:
-        """Whether the line belongs to the text of the exception; takes it in."""
+    def _continues_text(self, text: str) -> bool:
+        """Adds the line to the exception's text if it continues it. Returns whether it does."""
         name, known = self.raised[-1].chain[-1]
         if (
             not text.strip()
-            or self._more == 0
+            or self._lines_left == 0
             or _LOG_RECORD.match(text)
-            or not (self._is_alone or known.endswith((",", ":")) or _GOES_ON.match(text))
+            or not (self._is_alone or known.endswith((",", ":")) or _CONTINUATION.match(text))
         ):
             return False
-        self._more -= 1
+        self._lines_left -= 1
         self.raised[-1].chain[-1] = (name, f"{known}\n{text.rstrip()}".lstrip())
         return True
 

@@ -1,1 +1,1 @@
-"""The keeper: the process between a runner and somebody's program."""
+"""The keeper: the process between a runner and a user's program."""

@@ -1,32 +1,32 @@
-"""The keeper: a process between a runner and somebody's program. It starts the program, passes its
-log on, and nothing that the program starts outlives it.
+"""The keeper: a process between a runner and a user's program. It starts the program, forwards its
+log, and makes sure that no process started by the program outlives it.
 
 Launchers such as torchrun put their ranks into sessions of their own, where no signal to the
-program's group reaches them. So this process adopts every orphan below it (`PR_SET_CHILD_SUBREAPER`
-of prctl(2)), knows all descendants by their parents, and ends them all: when the program has ended,
-when it is told to, when its owner is gone, when it gets SIGTERM, and when the owner's lease runs
-out. With `--detach` it forks away from whoever starts it, because Ray kills the direct children of
-an actor before they could end anything; process 1 reaps it then. It imports the standard library
-only, until a log gets so long that step lines must be told from others, and starts in milliseconds.
+program's process group reaches them. So the keeper is a subreaper (`PR_SET_CHILD_SUBREAPER` of
+prctl(2)): it becomes the parent of orphaned descendants, finds all descendants by their parents,
+and ends them when the program has ended, on the command `end`, when its owner is gone, on SIGTERM,
+or when the owner's lease expires. With `--detach` it forks away from its starter and is later
+reaped by process 1, because Ray kills the direct children of an actor before they can end anything.
+It starts in milliseconds because it imports the standard library only, until a log gets so long
+that step lines must be separated from others.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
                        "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...}, "meets_at": ADDRESS,
                        "outputs": NAME, "watched": BOOL, "keeps_files": BOOL}
-                      {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
+                      {"command": "alive"}   {"command": "end", "hung": BOOL}   a closed channel means `end` too
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program.places`: started or refused, lines and probe, at last ended, or gone after SIGTERM
 
-`files` are written into a temporary folder, the trial's own, whose path takes the place of
-`folder_word` in arguments and variables, and in which the program runs where `cwd` is empty, and
-stands in the files, too; what it writes belongs into the folder `outputs` there. `watched`: whether
-the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether files that were there
-before are put back when it has written others in their place, which only a program of our own user
-can be helped with. `remove`: folders that are removed at the end. `user`: as whom the program runs;
-empty: our own. `lease_s`: without `alive` for so long everything ends; it is counted in rounds of
-the loop, so that the time for which this machine stood still counts as one round. Without it there
-is no lease. `meets_at`: the address of this node at which the nodes of the program meet; gloo is
-told the interface that holds it. `trainer` and its `options`: whose step lines are told from others
-where the log is too long. `hung`: the ranks of the program are asked first which collectives they
-had begun (`flight_recorder`).
+`files` are written into a temporary folder of the trial. The folder's path replaces `folder_word`
+in arguments, variables and the files themselves. The program runs there if `cwd` is empty, and its
+own output belongs in the folder `outputs` there. `watched`: whether the probe observes the program
+(`autotune_workers.probe`). `keeps_files`: whether existing files that the program overwrites are
+restored afterwards; only possible for programs that run as the keeper's user. `remove`: folders to
+delete at the end. `user`: account to run the program as; empty: the keeper's. `lease_s`: everything
+ends after this time without `alive`; null: no lease. It is counted in rounds of the loop, so that a
+suspension of this machine counts as one round only. `meets_at`: address of this node for
+communication between nodes; gloo is set to the interface that has it. `trainer`, `options`: define
+which lines are step lines, if the log is too long to forward. `hung`: read NCCL's flight recorder
+first, which shows the collectives that each rank had begun (`flight_recorder`).
 """
 
 from __future__ import annotations
@@ -67,26 +67,26 @@ from autotune_workers.process.machine import (
 from autotune_workers.process.program import account as program_account
 
 GRACE_S = 3.0
-"""time between SIGTERM to the program's process group and SIGKILL to all that it started"""
+"""seconds between SIGTERM to the program's process group and SIGKILL to all its processes"""
 LEFTOVERS_S = 0.5
-"""time that processes get which a program leaves running when it ends"""
+"""seconds between SIGTERM and SIGKILL for processes left behind by a program that has ended"""
 TRIAL_DIR = "AUTOTUNE_TRIAL_DIR"
-"""the variable that tells a program the folder of its trial, for what it writes"""
+"""environment variable with the trial's output folder"""
 WAIT_S = 1.0
-"""time between two looks whether SIGTERM has come while there is no order"""
+"""interval of checks for SIGTERM while waiting for the order, seconds"""
 LOOK_S = 0.2
-"""time between two readings of the process table; the longest round of the loop"""
+"""interval of readings of the process table, and longest round of the loop, seconds"""
 TERMINATED = "the process that watches it received SIGTERM"
 GONE_S = 20.0
-"""time that the system gets to end what was killed"""
+"""longest wait for killed processes to disappear, seconds"""
 LOG_END_S = 10.0
-"""time to read the rest of the log once nothing is left that writes it"""
+"""longest time to read the rest of the log after the last process has ended, seconds"""
 TOLD_S = 600.0
-"""time that a busy owner gets to read the last message"""
+"""longest wait for a busy owner to read the last message, seconds"""
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Entry point of the keeper process."""
     parser = argparse.ArgumentParser(prog="autotune-keeper")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--detach", action="store_true", help="become nobody's child")
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 class _Commands:
-    """What the owner says."""
+    """Commands received from the owner."""
 
     def __init__(self, owner: socket.socket) -> None:
         self.channel = owner
@@ -120,11 +120,11 @@ class _Commands:
         self._rest = b""
 
     def terminate(self, *_: object) -> None:
-        """SIGTERM: whoever runs this machine wants all to end."""
+        """Handler of SIGTERM: ends the program, then the keeper."""
         self.end = self.terminated = True
 
     def read(self) -> None:
-        """Takes what has arrived."""
+        """Reads the commands that have arrived, without waiting."""
         try:
             chunk = self.channel.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -152,13 +152,13 @@ class _Keeper:
         self._probe: ProbeFolder | None = None
 
     def run(self, order: Mapping[str, Any]) -> None:
-        """Runs the program to its end."""
-        woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Runs the program until it and all its processes have ended, and reports to the owner."""
+        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker)
-        kills, folder, records = oom_kills(), "", ""
-        log, sink = os.pipe2(os.O_CLOEXEC)
-        widen(log)
+        signal.set_wakeup_fd(wake_writer)
+        kills_before, folder, recorder_folder = oom_kills(), "", ""
+        log_reader, log_writer = os.pipe2(os.O_CLOEXEC)
+        widen(log_reader)
         try:
             folder = str(launch_folder().path)
             _write(
@@ -169,42 +169,42 @@ class _Keeper:
                 folder,
             )
             os.mkdir(os.path.join(folder, order["outputs"]))
-            records = os.path.join(folder, ".flight-recorder")
-            os.mkdir(records)
-            who = program_account.account(order["user"])
+            recorder_folder = os.path.join(folder, ".flight-recorder")
+            os.mkdir(recorder_folder)
+            account = program_account.account(order["user"])
             variables = {
-                **flight_recorder.variables(records, order["env"]),
-                **self._watched(order, folder, who),
+                **flight_recorder.variables(recorder_folder, order["env"]),
+                **self._watched(order, folder, account),
             }
             variables |= _interface(order)
-            program_account.hand_over(who, folder, *self._probes, *order["remove"])
-            program = _started(order, folder, sink, variables, who)
+            program_account.hand_over(account, folder, *self._probes, *order["remove"])
+            program = _started(order, folder, log_writer, variables, account)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             reason = _refusal(order, folder, error)
             _remove(folder, *self._probes)
             self._outbox.send({"event": "refused", "reason": reason})
             return
         finally:
-            os.close(sink)
+            os.close(log_writer)
         gpus = order["env"].get("CUDA_VISIBLE_DEVICES")
-        where = {"hostname": socket.gethostname(), "gpus": gpus.split(",") if gpus else []}
+        placement = {"hostname": socket.gethostname(), "gpus": gpus.split(",") if gpus else []}
         self._outbox.send(
-            {"event": "started", "pid": program.pid, "program": order["argv"][0], **where}
+            {"event": "started", "pid": program.pid, "program": order["argv"][0], **placement}
         )
         self._gpus.begin(gpus)
         reader = LogReader(
-            log, self._outbox, lambda: _step_line_test(order["trainer"], order["options"])
+            log_reader, self._outbox, lambda: _step_line_test(order["trainer"], order["options"])
         )
         reader.start()
-        self._wait(program.pid, woken, order.get("lease_s"))
-        begun = (
-            flight_recorder.collectives_begun(records)
+        self._wait(program.pid, wake_reader, order.get("lease_s"))
+        collectives = (
+            flight_recorder.collectives_begun(recorder_folder)
             if self._commands.hung and self._code is None
             else {}
         )
         self._end(program.pid, GRACE_S if self._code is None else LEFTOVERS_S)
         reader.join(LOG_END_S)
-        self._hear_probe(is_last=True)
+        self._forward_probe(is_last=True)
         _remove(folder, *self._probes)
         if self._commands.terminated:
             self._outbox.send({"event": "gone", "why": TERMINATED, "terminated": True})
@@ -214,29 +214,29 @@ class _Keeper:
             "code": self._code,
             "peak_bytes": self._peak,
             "gpu_peak_bytes": self._gpus.peak_bytes,
-            "kernel_oom": oom_kills() > kills,
-            "left": self._living(),
-            "collectives": begun,
+            "kernel_oom": oom_kills() > kills_before,
+            "left": self._living_descendants(),
+            "collectives": collectives,
         })  # fmt: skip
 
-    def _wait(self, program: int, woken: int, lease_s: float | None) -> None:
-        """Until the program ends by itself, or the owner wants its end, is gone, or has not renewed
-        its lease."""
+    def _wait(self, program: int, wake_reader: int, lease_s: float | None) -> None:
+        """Returns when the program has ended, the owner orders its end or is gone, or the lease
+        expires."""
         unrenewed_s, round_s = 0.0, time.monotonic()
         while self._code is None and not self._commands.end:
             channel = self._commands.channel
-            waiting: list[Any] = [channel, woken]
+            waiting: list[Any] = [channel, wake_reader]
             readable, _, _ = select.select(
                 waiting, [channel] if self._outbox.is_full else [], [], LOOK_S
             )
-            if woken in readable:
+            if wake_reader in readable:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(woken, 4096)
+                    os.read(wake_reader, 4096)
             if channel in readable:
                 self._commands.read()
             self._outbox.flush()
-            self._living()
-            self._hear_probe()
+            self._living_descendants()
+            self._forward_probe()
             self._reap(program)
             now_s = time.monotonic()
             unrenewed_s = (
@@ -247,9 +247,9 @@ class _Keeper:
                 return
 
     def _watched(
-        self, order: Mapping[str, Any], folder: str, who: pwd.struct_passwd | None
+        self, order: Mapping[str, Any], folder: str, account: pwd.struct_passwd | None
     ) -> dict[str, str]:
-        """What the program's environment gets so that it is watched, and knows its own folder."""
+        """Variables by which the program is observed and knows its output folder."""
         outputs = os.path.join(folder, order["outputs"])
         if not order["watched"] or is_off(order["env"]):
             return {TRIAL_DIR: outputs}
@@ -260,7 +260,7 @@ class _Keeper:
         return self._probe.variables(
             order["env"],
             trial_folder=outputs,
-            keeps_files=order["keeps_files"] and who is None,
+            keeps_files=order["keeps_files"] and account is None,
             has_several_nodes=bool(order["meets_at"]),
         )
 
@@ -268,9 +268,9 @@ class _Keeper:
     def _probes(self) -> list[str]:
         return [str(self._probe.path)] if self._probe is not None else []
 
-    def _hear_probe(self, *, is_last: bool = False) -> None:
-        """Passes on what the probe reports; at last, when nothing of the program is left, puts the
-        user's files back."""
+    def _forward_probe(self, *, is_last: bool = False) -> None:
+        """Forwards the probe's reports. `is_last`: no process of the program is left, so the user's
+        files are restored as well."""
         if self._probe is None or (self._outbox.is_behind and not is_last):
             return
         reports = self._probe.read()
@@ -281,20 +281,20 @@ class _Keeper:
             self._outbox.send({"event": "probe", "reports": [{"kind": "lost", "files": lost}]})
 
     def _end(self, program: int, grace_s: float) -> None:
-        """SIGTERM to the program's group (or to what it left behind), SIGKILL to whatever is there
-        after `grace_s`, until nothing is."""
+        """Sends SIGTERM to the program's process group (or to the processes it left behind), and
+        SIGKILL after `grace_s` until no process is left or `GONE_S` is over."""
         began_s = time.monotonic()
-        self._note_open(self._living())
+        self._note_open_files(self._living_descendants())
         if self._code is None:
             _signal(os.killpg, program, signal.SIGTERM)
         else:
-            for pid in self._living():
+            for pid in self._living_descendants():
                 _signal(os.kill, pid, signal.SIGTERM)
-        while (living := self._living()) and (
+        while (living := self._living_descendants()) and (
             waited_s := time.monotonic() - began_s
         ) < grace_s + GONE_S:
             if waited_s >= grace_s:
-                self._note_open(living)
+                self._note_open_files(living)
                 for pid in living:
                     _signal(os.kill, pid, signal.SIGKILL)
             self._reap(program)
@@ -302,7 +302,7 @@ class _Keeper:
             time.sleep(0.02)
         self._reap(program)
 
-    def _note_open(self, living: list[int]) -> None:
+    def _note_open_files(self, living: list[int]) -> None:
         if self._probe is not None:
             self._probe.note_open(living)
 
@@ -312,8 +312,8 @@ class _Keeper:
                 if ended[0] == program:
                     self._code = os.waitstatus_to_exitcode(ended[1])
 
-    def _living(self) -> list[int]:
-        """All living descendants; takes note of their memory."""
+    def _living_descendants(self) -> list[int]:
+        """Process numbers of all living descendants. Updates the memory peaks."""
         living = descendants(os.getpid())
         self._peak = max([self._peak, *(status_bytes("VmHWM", pid) or 0 for pid in living)])
         self._gpus.look(living)
@@ -321,8 +321,8 @@ class _Keeper:
 
 
 def _step_line_test(trainer: str, options: Mapping[str, Any]) -> StepTest:
-    """How this trainer tells its step lines. Imported late: most programs never print so much that
-    lines have to be left out."""
+    """The trainer's test for step lines. Imported late, because few programs print so much that
+    lines are left out."""
     from autotune.trainers import trainer as trainer_named
 
     test = trainer_named(trainer).step_line_test(options)
@@ -339,28 +339,29 @@ def _write(files: Mapping[str, str], folder: str) -> None:
 def _started(
     order: Mapping[str, Any],
     folder: str,
-    sink: int,
+    log_writer: int,
     variables: Mapping[str, str],
-    who: pwd.struct_passwd | None,
+    account: pwd.struct_passwd | None,
 ) -> subprocess.Popen[bytes]:
-    keeper, word = os.getpid(), order["folder_word"]
-    given = {
+    keeper_pid, word = os.getpid(), order["folder_word"]
+    environment = {
         name: text.replace(word, folder) for name, text in {**order["env"], **variables}.items()
     }
     return subprocess.Popen(
         [argument.replace(word, folder) for argument in order["argv"]],
-        env=program_account.variables_of(who, given),
+        env=program_account.variables_of(account, environment),
         cwd=order["cwd"] or folder or None,
         stdin=subprocess.DEVNULL,
-        stdout=sink,
-        stderr=sink,
+        stdout=log_writer,
+        stderr=log_writer,
         start_new_session=True,
-        preexec_fn=lambda: _begin(keeper, who),
+        preexec_fn=lambda: _prepare_child(keeper_pid, account),
     )
 
 
 def _interface(order: Mapping[str, Any]) -> dict[str, str]:
-    """Which interface gloo shall use, unless the program's variables say it."""
+    """The variable that sets gloo's network interface, unless the program's variables set it; may
+    be empty."""
     if not order["meets_at"] or "GLOO_SOCKET_IFNAME" in order["env"]:
         return {}
     name = interface_of(order["meets_at"])
@@ -373,7 +374,7 @@ def _remove(*folders: str) -> None:
 
 
 def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
-    """Why the program cannot be started here, in words."""
+    """Why the program cannot be started here, as a message."""
     cwd, program = order["cwd"] or folder, order["argv"][0]
     if cwd and not os.path.isdir(cwd):
         return (
@@ -388,15 +389,15 @@ def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _begin(keeper: int, who: pwd.struct_passwd | None) -> None:
+def _prepare_child(keeper_pid: int, account: pwd.struct_passwd | None) -> None:
     be_expendable()
-    program_account.become(who)
-    die_with_parent(keeper)  # last: the kernel forgets it when the user changes
+    program_account.become(account)
+    die_with_parent(keeper_pid)  # last: the kernel forgets it when the user changes
 
 
-def _signal(kill: Callable[[int, int], None], number: int, what: signal.Signals) -> None:
+def _signal(kill: Callable[[int, int], None], number: int, signal_number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill(number, what)
+        kill(number, signal_number)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The owner's side of a keeper: starts it on this machine, or has it from another one; gives it the
-order, renews its lease, takes its messages.
+"""The owner's side of a keeper: starts it on this machine or connects to a remote one, sends
+orders, renews its lease, receives its messages.
 
-A detached keeper is nobody's child (see `keeper`): its end is known by its last message and by the
-end of the channel, and it is killed by its number, which is its own as long as the channel is open.
-Any other keeper is a child, which `close` reaps: in a container process 1 may reap nobody.
+A detached keeper is not a child of this process (see `keeper`). Its end shows in its last message
+and the closed channel, and it is killed by process number, which is valid while the channel is
+open. Any other keeper is a child, reaped by `close`, because in a container process 1 may not reap
+orphans.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class KeeperProcess:
 
     def __init__(self, *, detached: bool = False, connection: socket.socket | None = None) -> None:
         """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive
-        this process's direct children. `connection`: to one that runs on another machine
-        already."""
+        the direct children of this process. `connection`: socket of a keeper that already runs on
+        another machine, instead of starting one."""
         self._pid = 0
-        self._over = False
-        """whether its last message has come"""
+        self._has_last_message = False
+        """whether its last message has arrived"""
         self._inherited: dict[str, str] = {}
         """inherited variables that may change the program's speed"""
         self._starter: subprocess.Popen[bytes] | None = None
@@ -88,15 +89,15 @@ class KeeperProcess:
         inherited: Mapping[str, str] | None = None,
         lease_s: float | None = None,
     ) -> None:
-        """Starts the program. `address`: of its node; `folder`: to which a relative `cwd` belongs,
-        removed at the end if it `is_folder_ours`; `environment`: of the node, below that of the
-        order; `inherited`: what the keeper's own environment is, where it is not ours; `lease_s`:
-        without `renew` for so long everything ends; None: never."""
-        own = program_environment(order.argv, of=inherited)
-        given = {**(environment or {}), **order.env}
-        variables = {**own, "PYTHONUNBUFFERED": "1", **given}
+        """Starts the program. `address`: of its node. `folder`: base of a relative `cwd`, deleted
+        at the end if `is_folder_ours`. `environment`: variables of the node; the order's take
+        precedence. `inherited`: the keeper's own environment, if it differs from this process's.
+        `lease_s`: everything ends after this time without `renew`; None: no lease."""
+        inherited_by_program = program_environment(order.argv, of=inherited)
+        set_by_order = {**(environment or {}), **order.env}
+        variables = {**inherited_by_program, "PYTHONUNBUFFERED": "1", **set_by_order}
         self._inherited = speed_variables(
-            {name: text for name, text in own.items() if name not in given}
+            {name: text for name, text in inherited_by_program.items() if name not in set_by_order}
         )
         self._channel.send({
             "command": "start",
@@ -117,17 +118,17 @@ class KeeperProcess:
         })  # fmt: skip
 
     def renew(self) -> None:
-        """Says that the owner is there."""
+        """Renews the lease."""
         self._channel.send({"command": "alive"})
 
     def end(self, *, hung: bool = False) -> None:
-        """Ends the program; `ended` follows. `hung`: it is asked first which collectives its ranks
-        had begun."""
+        """Ends the program; the message `ended` follows. `hung`: read NCCL's flight recorder first,
+        to report the collectives that its ranks had begun."""
         self._channel.send({"command": "end", "hung": hung})
 
     def receive(self) -> list[Message]:
-        """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper
-        was lost before it."""
+        """The messages that have arrived. The last one of all is `ended`, `refused`, or `gone` if
+        the keeper was lost before."""
         if self._starter is not None:
             self._starter.poll()
         messages = self._channel.receive()
@@ -136,17 +137,21 @@ class KeeperProcess:
                 self._pid = message["pid"]
             elif message["event"] == "started":
                 message["environment"] = self._inherited
-            self._over = self._over or message["event"] in ("ended", "refused", "gone")
-        if not self._channel.is_open and not self._over:
-            self._over = True
+            self._has_last_message = self._has_last_message or message["event"] in (
+                "ended",
+                "refused",
+                "gone",
+            )
+        if not self._channel.is_open and not self._has_last_message:
+            self._has_last_message = True
             if self._starter is not None:
                 put_back_abandoned()
             messages.append({"event": "gone", "why": LOST})
         return [message for message in messages if message["event"] != "keeper"]
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Ends the program, waits up to `timeout_s` until it is gone, and kills the keeper if it is
-        not."""
+        """Ends the program, waits up to `timeout_s` for its end, and kills the keeper if it has not
+        ended."""
         self.end()
         end_s = time.monotonic() + timeout_s
         while self._channel.is_open and time.monotonic() < end_s:

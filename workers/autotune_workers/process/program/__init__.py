@@ -1,1 +1,1 @@
-"""Somebody's own program under measurement: its launch, log, probe and end."""
+"""A user's program under measurement: its launch, log, probe and end."""

@@ -1,8 +1,8 @@
-"""The account of somebody's program: the user as whom it runs. The keeper imports it, so it needs
-the standard library only.
+"""The user account that runs a program. Imports the standard library only, because the keeper
+imports it.
 
-A program of another user cannot read our files, nor the environment of our processes (proc(5)).
-Only root can start one.
+A program of another user cannot read this user's files or the environment of its processes
+(proc(5)). Only root can start one.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def account(user: str) -> pwd.struct_passwd | None:
-    """The account of a user, by name; None for our own. Raises `OSError` for a user that we cannot
-    become."""
+    """The account with this name; None if it is empty or the current user. Raises `OSError` if it
+    does not exist, or this process is not root."""
     if not user:
         return None
     try:
-        found = pwd.getpwnam(user)
+        entry = pwd.getpwnam(user)
     except KeyError:
         raise OSError(
             f"programs should run as the user {user!r}, but this machine has no such user"
         ) from None
-    if found.pw_uid == os.geteuid():
+    if entry.pw_uid == os.geteuid():
         return None
     if os.geteuid() != 0:
         raise OSError(f"only root can run programs as the user {user!r}")
-    return found
+    return entry
 
 
 def variables_of(who: pwd.struct_passwd | None, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with the home and the names of that account."""
-    own = {} if who is None else {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name}
-    return {**variables, **own}
+    """The variables with HOME, USER and LOGNAME of that account."""
+    of_account = (
+        {} if who is None else {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name}
+    )
+    return {**variables, **of_account}
 
 
 def hand_over(who: pwd.struct_passwd | None, *folders: str) -> None:
-    """Makes the account the owner of these folders and all that is in them."""
+    """Changes the owner of these folders and their content to the account."""
     if who is None:
         return
     for folder in filter(None, folders):
@@ -50,8 +52,8 @@ def hand_over(who: pwd.struct_passwd | None, *folders: str) -> None:
 
 
 def become(who: pwd.struct_passwd | None) -> None:
-    """Turns this process into one of that account, for good: no program that it starts gets more
-    rights, not even a setuid one."""
+    """Changes this process's user to the account, irreversibly: its children cannot gain rights,
+    not even by a setuid program."""
     if who is not None:
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         os.initgroups(who.pw_name, who.pw_gid)

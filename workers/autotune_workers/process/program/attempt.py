@@ -1,21 +1,21 @@
-"""One attempt of a program on its nodes: the keepers' messages and time in, orders to the keepers
-and events out. No clock.
+"""One attempt of a program on its nodes. Takes the keepers' messages and the time; gives orders to
+the keepers and returns events. No clock.
 
-    WAITING    until every node is ready                       -> RUNNING: all start the program, and meet at node 0
-    RUNNING    lines of all logs go to the trial (`program.state`)   -> ENDING when it is decided, late, refused or cancelled, or a node has ended
+    WAITING    until every node is ready                       -> RUNNING: all nodes start the program; they connect at node 0
+    RUNNING    lines of all logs go to the trial (`program.state`)   -> ENDING when it is decided, late, rejected or cancelled, or a node has ended
     ENDING     SIGTERM, then SIGKILL, by each node's keeper    -> OVER when every node has ended or is given up
 
-Any node's end ends all: a launcher whose peers are gone may wait for ever. Nodes have `PEERS_S` to
-end by themselves, because what the others say may be the cause of the first one's end; with a lost
-node nobody waits.
+When the program of one node ends, it is ended on all, because a launcher without its peers may wait
+forever. The other nodes first get `PEERS_S` to end by themselves, because their output may show why
+the first one ended. If a node is lost, the others are ended at once.
 
-Trials of somebody's own program: any trainer that `autotune.trainers` can launch, the `command`
-trainer first of all.
+This runs trials of users' programs, with any trainer that `autotune.trainers` can launch, such as
+`command`.
 
-What the `local` and the `ray` runner share; they differ in where nodes come from
+It is shared by the `local` and the `ray` runner, which differ in where nodes come from
 (`program.places`). Each node runs its part of the program under a keeper, which reads its output
-line by line. The program is told to end when it is measured well enough, late, diverging or
-cancelled, and its end is announced when everything that it started is gone.
+line by line. The program is ended when it is measured well enough, late, diverging or cancelled.
+Its end is announced when all processes that it started have ended.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 PEERS_S = 3.0
-"""time between the end of the first node's program and the order to end the others"""
+"""seconds between the end of the first node's program and the order to end the others"""
 GONE_S = 40.0
-"""time that a keeper gets to end its program, before it is given up"""
+"""seconds that a keeper has to end its program before the node counts as lost"""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """What is known of one node."""
+    """State of one node."""
 
     handle: NodeHandle
     number: int
@@ -68,8 +68,8 @@ class _Node:
     started: bool = False
     hostname: str = ""
     gpus: tuple[str, ...] = ()
-    told: bool = False
-    """whether it was told to end"""
+    was_told: bool = False
+    """whether it was ordered to end"""
     over: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
     log: NodeLog = field(default_factory=NodeLog)
@@ -77,16 +77,17 @@ class _Node:
 
 @final
 class ProgramAttempt:
-    """The life of one attempt. Feed it `hear`, `cancel` and `tick`; take `events` after each."""
+    """State machine of one attempt. Call `hear`, `cancel` and `tick`, and take `events` after
+    each."""
 
     def __init__(self, job: ProgramJob, place: Place, now_s: float) -> None:
-        """`place`: as formed for the job; its keepers may still be starting."""
+        """`place`: formed for the job; its keepers may still be starting."""
         self.job, self.request, self.placement = job, job.request, job.placement
         self.place, self.placed = place, False
         ranks = f"{self.placement.nproc_per_node} {'rank' if self.placement.nproc_per_node == 1 else 'ranks'}"
         nodes = self.placement.nnodes
-        what = f"{nodes} nodes with {ranks} each" if nodes > 1 else f"{ranks} on one node"
-        self.waiting = PlacementWait(job.request, what, now_s)
+        description = f"{nodes} nodes with {ranks} each" if nodes > 1 else f"{ranks} on one node"
+        self.waiting = PlacementWait(job.request, description, now_s)
         self._nodes = [
             _Node(handle, number, ready=handle.ready) for number, handle in enumerate(place.handles)
         ]
@@ -95,38 +96,42 @@ class ProgramAttempt:
         self._ends: list[NodeEnd] = []
         self._begun = self._announced = self._finished = False
         self._first_end_s: float | None = None
-        self._told_s: float | None = None
+        self._end_ordered_s: float | None = None
         self._events: list[RunnerEvent] = []
         self.healthy = True
-        """whether its nodes can be used again"""
+        """whether its nodes can be reused"""
 
     @property
     def needs_place(self) -> bool:
-        """Whether its nodes are still looked for."""
+        """Whether it waits for its placement."""
         return not self.placed
 
     def deadline_s(self) -> float:
-        """It looks at its deadlines at every turn."""
+        """Infinity: the runner calls `tick` at every turn anyway."""
         return math.inf
 
     @property
     def over(self) -> bool:
-        """Whether every node has ended, or is given up."""
+        """Whether every node has ended or is lost."""
         return all(node.over for node in self._nodes)
 
     def events(self) -> list[RunnerEvent]:
-        """Events since the last call; the last one of all is `AttemptEnded`."""
+        """The events since the last call; the last event of all is `AttemptEnded`."""
         events, self._events = self._events, []
         return events
 
     @property
     def logs(self) -> list[NodeLog]:
-        """Of each node."""
+        """The log of each node, bounded in size."""
         return [node.log for node in self._nodes]
 
     def begin(self, now_s: float) -> None:
-        """Starts the program on all nodes as soon as all are ready."""
-        if self._begun or self._told_s is not None or not all(node.ready for node in self._nodes):
+        """Starts the program on all nodes once all are ready; only once."""
+        if (
+            self._begun
+            or self._end_ordered_s is not None
+            or not all(node.ready for node in self._nodes)
+        ):
             return
         self._begun = True
         first = self._nodes[0].handle
@@ -136,11 +141,11 @@ class ProgramAttempt:
             )
 
     def hold(self, now_s: float) -> None:
-        """The time until now does not count: the nodes are not placed yet."""
+        """Restarts the deadlines at `now_s`, as the nodes are not placed yet."""
         self._trial.hold(now_s)
 
     def refuse(self, kind: FailureKind, message: str, now_s: float) -> None:
-        """Ends the attempt before the program ran."""
+        """Ends the attempt with this failure before the program ran."""
         self._trial.refuse(kind, message)
         self._end_all(now_s)
 
@@ -150,7 +155,7 @@ class ProgramAttempt:
         self._end_all(now_s)
 
     def hear(self, handle: NodeHandle, message: Message, now_s: float) -> None:
-        """A message of a node's keeper."""
+        """Takes a message from a node's keeper."""
         node = next(node for node in self._nodes if node.handle is handle)
         if node.over:
             return
@@ -173,16 +178,16 @@ class ProgramAttempt:
                 self._events += self._trial.see(message["reports"], now_s, node.number)
             case "refused":
                 self._refuse_start(node, message["reason"])
-                self._note_end(NodeEnd(**self._who(node), was_told=True), now_s)
+                self._note_end(NodeEnd(**self._identity(node), was_told=True), now_s)
                 self._end_all(now_s)
             case "ended":
-                self._note_end(self._ended(node, message), now_s)
+                self._note_end(self._end_of(node, message), now_s)
             case "gone":
                 self.healthy = False
-                self._note_end(NodeEnd(**self._who(node), gone=message["why"]), now_s)
+                self._note_end(NodeEnd(**self._identity(node), gone=message["why"]), now_s)
 
     def tick(self, now_s: float) -> None:
-        """Looks at the deadlines, and ends what has to end."""
+        """Checks the deadlines, and orders the end of the program if necessary."""
         if self.over:
             return
         if self._first_end_s is None:
@@ -191,11 +196,11 @@ class ProgramAttempt:
             self._end_all(now_s)
         if self._trial.ending:
             self._end_all(now_s)
-        if self._told_s is not None and now_s - self._told_s >= GONE_S:
+        if self._end_ordered_s is not None and now_s - self._end_ordered_s >= GONE_S:
             self.healthy = False
             for node in [node for node in self._nodes if not node.over]:
                 why = f"the supervising process did not stop the program within {format_duration(GONE_S)}"
-                self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
+                self._note_end(NodeEnd(**self._identity(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:
         left_out = LeftOut.of(message)
@@ -204,18 +209,18 @@ class ProgramAttempt:
             if left_out
             else []
         )
-        texts = [
+        timed_lines = [
             (arrived_s, without(self._secrets, line[:MAX_LINE]))
             for arrived_s, line in message["lines"]
         ]
-        lines = (*gap, *(line for _, line in texts))
+        lines = (*gap, *(line for _, line in timed_lines))
         for line in lines:
             node.tail.append(line)
             node.log.add(line)
         if self.job.request.with_log and lines:
             self._events.append(LogRead(id=self.job.request.id, node=node.number, lines=lines))
         self._trial.hear_output(left_out, now_s)
-        self._events += self._trial.hear(texts, now_s, node.number)
+        self._events += self._trial.hear(timed_lines, now_s, node.number)
 
     def _announce_start(self) -> None:
         if not self._announced and all(node.started for node in self._nodes):
@@ -236,15 +241,15 @@ class ProgramAttempt:
                 FailureKind.ERROR, f"the program cannot be started{where}: {reason}", reason
             )
 
-    def _who(self, node: _Node) -> dict[str, Any]:
+    def _identity(self, node: _Node) -> dict[str, Any]:
         return {"node": node.number, "address": node.handle.address, "log_tail": tuple(node.tail)}
 
-    def _ended(self, node: _Node, message: Mapping[str, Any]) -> NodeEnd:
+    def _end_of(self, node: _Node, message: Mapping[str, Any]) -> NodeEnd:
         self.healthy = self.healthy and not message["left"]
         return NodeEnd(
-            **self._who(node),
+            **self._identity(node),
             code=message["code"],
-            was_told=node.told,
+            was_told=node.was_told,
             kernel_oom=message["kernel_oom"],
             peak_bytes=message["peak_bytes"],
             gpu_peak_bytes=message["gpu_peak_bytes"],
@@ -260,41 +265,41 @@ class ProgramAttempt:
         self._finish()
 
     def _end_all(self, now_s: float) -> None:
-        """Has every keeper end its program; once."""
-        if self._told_s is not None:
+        """Orders every keeper to end its program; only once."""
+        if self._end_ordered_s is not None:
             return
-        self._told_s = now_s
+        self._end_ordered_s = now_s
         for node in self._nodes:
-            node.told = True
+            node.was_told = True
             if not node.over and self._begun:
                 node.handle.end(hung=self._trial.hangs)
             elif not node.over:
                 node.over = True
-                self._ends.append(NodeEnd(**self._who(node), was_told=True))
+                self._ends.append(NodeEnd(**self._identity(node), was_told=True))
         self._finish()
 
     def _finish(self) -> None:
         if self.over and not self._finished:
             self._finished = True
-            self._events += self._trial.settle(self._told_s or 0.0)
+            self._events += self._trial.settle(self._end_ordered_s or 0.0)
             self._events += [self._trial.seen(), self._trial.end(self._ends)]
 
 
 class ProgramRunner(AttemptRunner[ProgramJob, ProgramAttempt]):
-    """Runs programs at once as long as there are places for them. A `TrialRunner` but for the
-    trainers, which its owner names."""
+    """Runs programs at the same time as long as there are places. Implements `TrialRunner` except
+    for the list of trainers, which the owner provides."""
 
     def __init__(
         self, places: ProgramPlaces, *, patience: Patience | None = None, logs: Path | None = None
     ) -> None:
-        """`places`: closed with the runner; `logs`: where logs of failed attempts are kept, by
-        default in the user's data folder."""
+        """`places`: closed with the runner. `logs`: folder for logs of failed attempts, by default
+        in the user's data folder."""
         super().__init__(places, patience)
         self._places, self._logs = places, logs
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when there
-        is no such program here."""
+        """Starts the attempt, or queues it until ranks are free. Raises `RunnerError` if the
+        program does not exist here."""
         self._refuse_known(request.id)
         try:
             job = prepare(request, is_local=self._places.is_local)
@@ -319,7 +324,7 @@ class ProgramRunner(AttemptRunner[ProgramJob, ProgramAttempt]):
         return ProgramAttempt(job, place, self._now_s)
 
     def _passed_on(self, attempt: ProgramAttempt, event: RunnerEvent) -> RunnerEvent:
-        """The event; a failure says where the logs of its nodes are kept."""
+        """The event. To a failure it adds where the logs of its nodes are kept."""
         failure = event.failure if isinstance(event, AttemptEnded) else None
         if not isinstance(event, AttemptEnded) or failure is None or not failure.log_tail:
             return event

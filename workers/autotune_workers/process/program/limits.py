@@ -1,9 +1,9 @@
-"""Conditions that limit what a program's figures mean, in words with the values: sequence lengths
-and batches that differ from the spec, and work between optimizer steps that trains nothing.
+"""Warnings about what a program's figures mean, with values: sequence lengths and batches that
+differ from the spec, and work between optimizer steps other than training.
 
-    share of other work    its observed time, or the time by which steps with it exceed the median of steps without it, whichever is more, divided by
-                           the time of all steps. So loading an evaluation's data counts, and so does waiting for its loss
-    evaluation             calls of a module without gradients in some steps; if every step has one, it may be a teacher or a policy
+    share of other work    the larger of its observed time and the time by which steps with it exceed the median of steps without it, divided by
+                           the time of all steps. So the time for loading evaluation data and for waiting for the loss is included
+    evaluation             calls of a module without gradients in some steps; not counted if every step has one, which may be a teacher or a policy
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from autotune_workers.process.program.log import LoggedStep
 from autotune_workers.process.program.probe import SETTLED, TOKENS_SLACK, ProgramProbe, SeenStep
 
 OTHER_WORK = 0.03
-"""the least share of the step time for which other work is reported"""
+"""smallest share of the step time for which other work is reported"""
 NOTICED = 0.01
-"""the least share of a step's time for which other work counts"""
+"""smallest share of one step's time for which other work is counted"""
 OTHER_BATCH = 0.03
-"""the least relative difference between the mean batch and the spec's that is reported"""
+"""smallest reported relative difference between the mean batch and the spec's"""
 LOGGED_GROWTH = 1.25
-"""the least growth of a step's tokens, by printed rates, that is reported"""
+"""smallest reported growth factor of tokens per step, by logged rates"""
 GROWING = 0.9
-"""values grow if at least this share of them is no smaller than the value before"""
+"""values are growing if at least this share of them is not below the previous value"""
 _LENGTHS = "speed and peak memory hold only for these lengths, and tokens/s counts seq_len tokens for each sequence. Use a constant length in trials, or set workload.seq_len"
 _BY_TOKENS = "the number of sequences differs from step to step, as with micro-batches filled up to a token limit; tokens/s counts the spec's tokens per step, not the tokens actually trained. Check that the batch options in trainer.argv or files match the spec"
 
 
 def limits(probe: ProgramProbe, workload: Workload, *, warmup_steps: int) -> tuple[str, ...]:
-    """All of these conditions, for a program that the probe observes."""
+    """All warnings for a program that the probe observes."""
     found = (
-        _of_lengths(probe, workload) if workload.rl is None else "",
-        _BY_TOKENS if probe.fills_by_tokens else _of_batches(probe),
+        _length_warning(probe, workload) if workload.rl is None else "",
+        _BY_TOKENS if probe.fills_by_tokens else _batch_warning(probe),
         probe.unevenness(),
-        *(_of_other_work(probe.steps[warmup_steps:]) if workload.rl is None else ()),
+        *(_other_work_warnings(probe.steps[warmup_steps:]) if workload.rl is None else ()),
     )
     return tuple(filter(None, found))
 
 
 def logged_limits(steps: Sequence[LoggedStep], expected: int) -> tuple[str, ...]:
-    """The growth of a step's tokens, for a program of which only the log is known. `expected`: the
-    spec's tokens per step. Rates are often averages over several steps, so other differences mean
-    nothing."""
+    """The warning about growing tokens per step, for a program of which only the log is known.
+    `expected`: the spec's tokens per step. Logged rates are often averages over several steps, so
+    other differences are ignored."""
     tokens = [step.tokens for step in steps if step.tokens is not None]
     if len(tokens) < len(steps) or not _grow(tokens) or tokens[-1] < LOGGED_GROWTH * tokens[0]:
         return ()
@@ -56,7 +56,7 @@ def logged_limits(steps: Sequence[LoggedStep], expected: int) -> tuple[str, ...]
     return (growth,)
 
 
-def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
+def _length_warning(probe: ProgramProbe, workload: Workload) -> str:
     lengths, expected = probe.lengths, workload.seq_len
     if not lengths:
         return ""
@@ -67,19 +67,20 @@ def _of_lengths(probe: ProgramProbe, workload: Workload) -> str:
         else:
             seen = f"sequences differ in length from step to step ({min(lengths):.0f} to {max(lengths):.0f} tokens, {mean(lengths):.0f} on average)"
         return f"{seen}, but {spec}; {_LENGTHS}"
-    usual = median(lengths)
+    median_length = median(lengths)
     slack = max(1.0, TOKENS_SLACK * expected)
     if (
         probe.is_packed
-        or abs(usual - expected) <= slack
-        or (usual > expected and usual % expected == 0)
+        or abs(median_length - expected) <= slack
+        or (median_length > expected and median_length % expected == 0)
     ):
         return ""
-    return f"sequences have {usual:.0f} tokens, but {spec}; {_LENGTHS}"
+    return f"sequences have {median_length:.0f} tokens, but {spec}; {_LENGTHS}"
 
 
-def _of_batches(probe: ProgramProbe) -> str:
-    """For example accumulation that grows, a step that is left out, or an epoch's short last batch."""
+def _batch_warning(probe: ProgramProbe) -> str:
+    """The warning about batches that differ from the config's, such as growing accumulation, a
+    skipped step, or an epoch's short last batch; empty if there are none."""
     share = probe.share
     counts = [
         share if probe.agrees(step) else step.sequences[0] for step in probe.steps if step.sequences
@@ -99,28 +100,32 @@ def _of_batches(probe: ProgramProbe) -> str:
 
 
 def _grow(values: Sequence[float]) -> bool:
-    """Whether the values of successive steps grow, with few exceptions."""
+    """Whether values of successive steps grow, with few exceptions."""
     rising = sum(after >= before for before, after in pairwise(values))
     return (
         len(values) > SETTLED and values[-1] > values[0] and rising >= GROWING * (len(values) - 1)
     )
 
 
-def _of_other_work(steps: Sequence[SeenStep]) -> Iterator[str]:
-    """Evaluation, and saving checkpoints."""
-    for what, times_s, may_train in (
+def _other_work_warnings(steps: Sequence[SeenStep]) -> Iterator[str]:
+    """Warnings about evaluation and about saving checkpoints."""
+    for work, times_s, may_train in (
         ("evaluation (forward passes without gradients)", [s.evaluation_s for s in steps], True),
         ("saving checkpoints", [s.checkpoint_s for s in steps], False),
     ):
-        has = [t > NOTICED * s.time_s for t, s in zip(times_s, steps, strict=True)]
-        if not any(has) or (all(times_s) and may_train):
+        has_work = [t > NOTICED * s.time_s for t, s in zip(times_s, steps, strict=True)]
+        if not any(has_work) or (all(times_s) and may_train):
             continue
-        without = [s.time_s for s, it in zip(steps, has, strict=True) if not it]
-        of_these = [s.time_s for s, it in zip(steps, has, strict=True) if it]
-        more_s = sum(of_these) - len(of_these) * median(without) if without else 0.0
+        times_without_s = [s.time_s for s, it in zip(steps, has_work, strict=True) if not it]
+        times_with_s = [s.time_s for s, it in zip(steps, has_work, strict=True) if it]
+        more_s = (
+            sum(times_with_s) - len(times_with_s) * median(times_without_s)
+            if times_without_s
+            else 0.0
+        )
         share = max(sum(times_s), more_s) / sum(s.time_s for s in steps)
         if share >= OTHER_WORK:
             yield (
-                f"{what} takes {share:.0%} of the step time (in {sum(has)} of {len(steps)} steps); tokens/s includes this time, so configs look more alike. "
+                f"{work} takes {share:.0%} of the step time (in {sum(has_work)} of {len(steps)} steps); tokens/s includes this time, so configs look more alike. "
                 "Turn it off in trials, or do it less often"
             )

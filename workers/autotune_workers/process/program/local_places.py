@@ -1,8 +1,8 @@
-"""Program places on this machine: one keeper for each node of an attempt, all at the loopback
+"""Nodes for programs on this machine: one keeper for each node of an attempt, all at the loopback
 address.
 
-A config that is spread over several nodes runs here as it would on a cluster, with a launcher for
-each node and its share of the GPUs.
+A config with several nodes runs here as on a cluster: each node has its own launcher and share of
+the GPUs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOOPBACK = "127.0.0.1"
 
 @final
 class LocalNode:
-    """A keeper of this machine as a node."""
+    """A keeper on this machine in the role of a node."""
 
     def __init__(self, name: str, *, gpus: Sequence[str], folder: str) -> None:
-        """`gpus`: that its program sees; empty: it is left to the environment. `folder`: the
-        program's, where it would be sent along."""
+        """`gpus`: GPUs visible to its program; empty: as in the environment. `folder`: the
+        program's folder, if it would be sent to other nodes."""
         self.name, self.gpus, self._folder = name, list(gpus), folder
         self.ready, self.address, self.port = True, LOOPBACK, free_port(LOOPBACK)
         self.keeper = KeeperProcess(detached=False)
@@ -51,15 +51,15 @@ class LocalPlaces:
     is_local = True
 
     def __init__(self, capacity: int, *, gpus: Sequence[str] = ()) -> None:
-        """`capacity`: ranks at once; `gpus`: names for CUDA_VISIBLE_DEVICES, one per rank; empty
-        means CPU."""
+        """`capacity`: number of ranks at once; `gpus`: names for CUDA_VISIBLE_DEVICES, one per
+        rank; empty for CPU."""
         self.capacity, self._free, self._gpus = capacity, capacity, list(gpus)
         self._nodes: dict[int, LocalNode] = {}
-        """by descriptor of the keeper's channel"""
+        """nodes by descriptor of the keeper's channel"""
         self._selector = selectors.DefaultSelector()
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
-        """So many keepers; None when not enough ranks are free."""
+        """Starts a keeper for each node. Returns None if too few ranks are free."""
         ranks = nodes * ranks_per_node
         if ranks > self._free:
             return None
@@ -74,7 +74,7 @@ class LocalPlaces:
         return Place(handles=handles, token=ranks)
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the keepers."""
+        """Messages from the keepers."""
         received: list[tuple[Any, Message]] = []
         for key, _ in self._selector.select(timeout_s):
             node = self._nodes[key.fd]
@@ -84,7 +84,7 @@ class LocalPlaces:
         return received
 
     def disband(self, place: Place, healthy: bool) -> None:
-        """Frees the ranks and GPUs. What is stuck is killed."""
+        """Frees the ranks and GPUs, and kills what still runs."""
         for node in place.handles:
             if (number := node.keeper.fileno()) >= 0:
                 self._forget(number)
@@ -93,19 +93,19 @@ class LocalPlaces:
         self._free += place.token
 
     def is_placed(self, place: Place) -> bool:
-        """Always: free ranks are a place."""
+        """True: ranks of this machine are allocated at once."""
         return True
 
     def shortage(self, placement: Placement) -> str:
-        """Why there never are so many ranks."""
+        """Why there can never be enough ranks; empty if there can."""
         return too_many(placement.world_size, self.capacity)
 
     def absence(self, placement: Placement) -> str:
-        """Empty: this machine is here."""
+        """Empty: no node can be missing."""
         return ""
 
     def close(self) -> None:
-        """Ends all programs and waits until they are gone."""
+        """Ends all programs and waits for their end."""
         keepers = [node.keeper for node in self._nodes.values()]
         for keeper in keepers:
             keeper.end()

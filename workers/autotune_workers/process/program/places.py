@@ -1,27 +1,25 @@
-"""Program places: the nodes on which one attempt of a program runs, as the runner sees them, and
-the protocol of what provides them.
+"""Protocols of the nodes on which one attempt of a program runs, and of what provides them.
 
-The counterpart of `gang.gang_runner.RankPools` for programs: a keeper per node instead of a process
-per rank. A keeper starts the program of its node, reads its log, and ends everything that the
-program started (`keeper`; its owner on the node is `keeper.owner`).
+The counterpart of `gang.gang_runner.RankPools` for programs: one keeper per node instead of one
+process per rank. A keeper starts its node's program, reads its log, and ends all processes that the
+program started (`keeper`; the owner's side is `keeper.owner`).
 
     ready      {"event": "ready", "address": A, "port": P}                 the node can start a program; P is a free port at A
-    started    {"event": "started", "pid": N, "program": PATH,             PATH: the file that argv[0] was found to be
+    started    {"event": "started", "pid": N, "program": PATH,             PATH: the file found for argv[0]
                 "hostname": NAME, "gpus": [...]}                           gpus: as CUDA_VISIBLE_DEVICES names them
     refused    {"event": "refused", "reason": TEXT}                        the program cannot be started there
-    lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock;
-               "left_out": {...}                                           of the lines before these, where there was something (`left_out`); without lines:
-                                                                           there is output, but no line to pass on
-    probe      {"event": "probe", "reports": [...]}                        what the probe says from inside the program (`autotune_workers.probe`)
+    lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       log lines; ARRIVED_S on the node's own monotonic clock;
+               "left_out": {...}                                           output left out before these lines, if any (`LeftOut`); without lines:
+                                                                           there is output, but no line to forward
+    probe      {"event": "probe", "reports": [...]}                        the probe's reports from inside the program (`autotune_workers.probe`)
     ended      {"event": "ended", "code": C, "peak_bytes": N, "gpu_peak_bytes": N or null, "kernel_oom": B, "left": [PID, ...]}
-                                                                           nothing of the program is left but `left`
+                                                                           all processes of the program have ended except `left`
     gone       {"event": "gone", "why": TEXT}                              the keeper is lost: no more messages
 
-`code`: exit status of the program, negative for a signal, null when even SIGKILL did not end it.
-`peak_bytes`: the largest resident high-water mark of any one process below the program;
-`gpu_peak_bytes`: the most memory that they held on one GPU; null where nobody can tell. `refused`,
-`ended` and `gone` are last messages. A place serves one attempt: `disband` ends what may still be
-there.
+`code`: exit status of the program, negative for a signal, null if even SIGKILL did not end it.
+`peak_bytes`: largest resident high-water mark of any process of the program. `gpu_peak_bytes`: peak
+memory of these processes on one GPU; null if unknown. `refused`, `ended` and `gone` are last
+messages. A place serves one attempt; `disband` ends processes that remain.
 """
 
 from __future__ import annotations
@@ -35,64 +33,62 @@ from autotune_workers.gang.attempt_runner import Place, Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
-    """What one node shall start. Plain values only: it is sent between processes and machines as
-    JSON."""
+    """The order for one node. Has plain values only, because it is sent between processes and
+    machines as JSON."""
 
     argv: tuple[str, ...]
     """the command"""
     env: Mapping[str, str] = field(default_factory=dict)
-    """variables that are added to the environment of the node"""
+    """variables added to the environment of the node"""
     files: Mapping[str, str] = field(default_factory=dict)
-    """text by name, written into a folder of the attempt's own, whose path takes the place of
+    """content by file name, written into a folder of the attempt, whose path replaces
     `trainers.launch_files.FOLDER`"""
     cwd: str = ""
-    """absolute; empty: the folder of `files`; with a folder that was sent along, relative to
-    that"""
+    """absolute path, or relative to a folder that was sent to the node; empty: the folder of
+    `files`"""
     nodes: int = 1
-    """of the attempt; where there are several, gloo is told the interface that holds the node's
-    address, unless a variable says which"""
+    """number of nodes of the attempt; if there are several, gloo is set to the interface with the
+    node's address, unless a variable sets it"""
     trainer: str = ""
-    """whose step lines the log has"""
+    """name of the trainer that defines step lines"""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """of the trainer, as far as its log depends on them"""
+    """the trainer's options that affect its log"""
     watched: bool = True
-    """whether the probe looks at what the program does"""
+    """whether the probe observes the program"""
     keeps_files: bool = True
-    """whether files that were there before are put back after the program wrote others in their
-    place"""
+    """whether existing files that the program overwrites are restored"""
 
 
 class NodeHandle(Protocol):
-    """The keeper of a node as the runner sees it. None of these raises when it is gone."""
+    """A node's keeper, as the runner uses it. Methods do not raise when it is gone."""
 
     name: str
     ready: bool
     address: str
-    """address of its node, known once it is ready"""
+    """address of its node; valid once it is ready"""
     port: int
-    """a port that is free at `address`, known once it is ready; a new one for each attempt"""
+    """a free port at `address`, valid once it is ready; a new one for each attempt"""
 
     def begin(self, order: ProgramOrder) -> None:
         """Starts the program."""
         ...
 
     def end(self, *, hung: bool = False) -> None:
-        """Ends the program: SIGTERM, then SIGKILL to all that it started; the message `ended`
-        follows. Without a program it does nothing. `hung`: it is asked first which collectives its
-        ranks had begun."""
+        """Ends the program with SIGTERM, then SIGKILL to all its processes; the message `ended`
+        follows. Does nothing without a program. `hung`: first read which collectives its ranks had
+        begun."""
         ...
 
 
 class ProgramPlaces(Source, Protocol):
-    """Where nodes come from, and where they go after an attempt; those that are not `healthy` are
-    not used again."""
+    """Provides nodes for attempts and takes them back; reuses only `healthy` ones."""
 
     @property
     def is_local(self) -> bool:
-        """Whether every node is this machine, so that a program or folder that is missing here is
-        missing everywhere."""
+        """Whether every node is this machine, so that a program or folder missing here is missing
+        everywhere."""
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
-        """So many whole nodes, warm where possible; their keepers may still be starting. None when
-        there are not enough free ones now. `study`: part of the name of a new place; `folder`: the
-        program's folder, to be sent along; empty when the nodes have it."""
+        """Allocates whole nodes, running ones if possible; their keepers may still be starting.
+        Returns None if too few are free now. `study`: part of the name of a new place. `folder`:
+        the program's folder, to be sent to the nodes; empty if they have it."""

@@ -19,108 +19,111 @@ from typing import Any, final
 from autotune.ports import TrialRequest
 
 SETTLED = 3
-"""steps after which it is clear what a step computes: the first may differ, and the last of an
-epoch may have less"""
+"""steps needed to know what a step computes; the first may differ, and the last of an epoch may
+have less data"""
 TOKENS_SLACK = 0.02
-"""share by which tokens may differ: inputs are often a token shorter than their sequences"""
+"""relative difference allowed between observed and expected tokens: inputs are often one token
+shorter than their sequences"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenStep:
-    """An optimizer step that a process has done."""
+    """An optimizer step that one process completed."""
 
     at_s: float
-    """its end, on the node's own monotonic clock"""
+    """end of the step, seconds on the node's own monotonic clock"""
     time_s: float
-    """seconds since the end of the step before"""
+    """seconds since the end of the previous step"""
     micro_batches: int
-    """forward passes with gradients of the outermost module"""
+    """number of forward passes with gradients of the outermost module"""
     sequences: tuple[int, ...]
-    """how many sequences it may have trained, the likeliest first; empty: not seen"""
+    """possible numbers of sequences in the step, most likely first; empty if not observed"""
     tokens: int | None
-    """how many tokens it trained; None: not seen"""
+    """number of tokens in the step; None if not observed"""
     backwards: int
-    """backward passes"""
+    """number of backward passes"""
     wait_s: float
-    """seconds that it waited for data"""
+    """seconds spent waiting for data"""
     skipped: bool
-    """whether a gradient scaler left the weights as they were"""
+    """whether a gradient scaler skipped the weight update"""
     evaluation_s: float
-    """seconds in calls of modules without gradients"""
+    """seconds in calls of modules without gradients (evaluation)"""
     checkpoint_s: float
-    """seconds in which the program saved checkpoints"""
+    """seconds spent saving checkpoints"""
 
 
 VARYING = 3
-"""numbers of sequences that differ between steps, from which they are no batch of the config"""
+"""number of different sequence counts among the steps from which the batch is considered
+variable"""
 
 
 @final
 class ProgramProbe:
-    """What has been reported of one attempt."""
+    """Collects the probe's reports of one attempt."""
 
     def __init__(self, request: TrialRequest) -> None:
         self._request = request
         self._leader: tuple[int, int] | None = None
-        """node and number of the process that is measured"""
+        """(node, process number) of the measured process: the lowest rank among the first to report
+        steps"""
         self.is_watching = False
-        """whether a process of the program has imported torch under the probe's eyes"""
+        """whether a process of the program has imported torch with the probe active"""
         self.facts: dict[str, Any] = {}
-        """what the measured process trains, as it last said"""
+        """latest facts about the measured process: model, degrees, versions, files"""
         self.files: dict[str, dict[str, Any]] = {}
-        """files outside of the trial's folder, by path: how they were changed, whether they existed
-        before, whether they are kept"""
+        """changed files outside the trial's folder, by path: how they were changed, whether they
+        existed before, whether a copy is kept"""
         self.unkept: dict[str, str] = {}
-        """those that were there before and cannot be kept, with the reason; the process that is
+        """reason by path, for existing files of which no copy can be kept; the process that is
         about to change one waits to be ended"""
         self.lost: list[str] = []
-        """those that could not be put back, each with where it is"""
+        """files that could not be restored, each with the place of its copy"""
         self.troubles: list[str] = []
-        """what ended the watching"""
+        """errors that ended the observation"""
         self.has_own_updates = False
-        """whether weights change without an optimizer of torch, whose steps cannot be seen"""
+        """whether weights change without an optimizer of torch, so that steps cannot be observed"""
         self.ran_out: dict[tuple[int, Any], list[str]] = {}
-        """by process: how memory ran out in it, each time that it did"""
+        """by process: where and how it ran out of memory, one text per occurrence"""
         self.peak_bytes: int | None = None
         self.reserved_bytes: int | None = None
         self.steps: list[SeenStep] = []
         self._first: dict[tuple[int, Any], list[SeenStep]] = {}
-        """the first steps of each process"""
+        """the first `SETTLED` steps of each process"""
         self._options: dict[str, tuple[tuple[int, Any], list[Any]]] = {}
-        """by the file that a process runs: the first process that told its options, and these"""
-        self._places: dict[tuple[int, Any], dict[tuple[Any, ...], int]] = {}
-        """how often each process was seen where, as it last said"""
+        """by program file: the first process that reported its options, and these options"""
+        self._sampled_places: dict[tuple[int, Any], dict[tuple[Any, ...], int]] = {}
+        """latest count of stack samples by place, for each process"""
 
     def shows_life(self, reports: Iterable[Mapping[str, Any]], node: int) -> bool:
-        """Whether a report is of something that the program did. Its watch reports even while it
-        waits for good: then each process stays at one place. One that is not understood is no
-        sign."""
+        """Whether the reports show that the program is active. The watch keeps reporting while a
+        program is blocked, but then each process is sampled at one place only. Malformed reports do
+        not count."""
         signs = [r.get("kind") != "watch" or self._has_moved(r, node) for r in reports]
         return any(signs)
 
     def _has_moved(self, report: Mapping[str, Any], node: int) -> bool:
         try:
-            who = node, report.get("pid")
-            now = {tuple(place): int(count) for *place, count in report.get("lines", ())}
-            before = self._places.get(who)
-            self._places[who] = now
+            process = node, report.get("pid")
+            counts = {tuple(place): int(count) for *place, count in report.get("lines", ())}
+            before = self._sampled_places.get(process)
+            self._sampled_places[process] = counts
         except (TypeError, ValueError):
             return False
         if before is None:
             return True
-        return sum(count > before.get(place, 0) for place, count in now.items()) > 1
+        return sum(count > before.get(place, 0) for place, count in counts.items()) > 1
 
     def hear(self, reports: Iterable[Mapping[str, Any]], node: int) -> list[SeenStep]:
-        """Reports of a node; the steps that they end. Reports that are not understood are left
-        out."""
+        """Takes reports from a node. Returns the steps of the measured process. Malformed reports
+        are ignored."""
         reports = list(reports)
         if self._leader is None and (
             stepping := [(r.get("rank", 0), r["pid"]) for r in reports if r.get("kind") == "step"]
         ):
             self._leader = (node, min(stepping)[1])
-        found: list[SeenStep] = []
+        new_steps: list[SeenStep] = []
         for report in reports:
-            who = (node, report.get("pid"))
+            process = (node, report.get("pid"))
             match report.get("kind"):
                 case "torch":
                     self.is_watching = True
@@ -130,16 +133,18 @@ class ProgramProbe:
                     self.has_own_updates = True
                     self.troubles.append(str(report.get("error")))
                 case "out_of_memory":
-                    self.ran_out.setdefault(who, []).append(
+                    self.ran_out.setdefault(process, []).append(
                         f"in {report.get('where')}: {report.get('error')}"
                     )
-                case "facts" if self._leader in (None, who):
+                case "facts" if self._leader in (None, process):
                     self.facts = {
                         name: value for name, value in report.items() if name not in ("kind", "pid")
                     }
                 case "options":
-                    first, told = self._options.setdefault(str(report.get("program")), (who, []))
-                    told += report.get("options", ()) if first == who else ()
+                    first, options = self._options.setdefault(
+                        str(report.get("program")), (process, [])
+                    )
+                    options += report.get("options", ()) if first == process else ()
                 case "files":
                     for path, how, existed, kept in report.get("files", ()):
                         self._note_file(str(path), how, bool(existed), bool(kept))
@@ -150,23 +155,23 @@ class ProgramProbe:
                 case "lost":
                     self.lost += map(str, report.get("files", ()))
                 case "step":
-                    self._peak(report)
-                    steps = [_step(told) for told in report["steps"]]
-                    known = self._first.setdefault(who, [])
+                    self._note_peak(report)
+                    steps = [_step(step) for step in report["steps"]]
+                    known = self._first.setdefault(process, [])
                     known += steps[: SETTLED - len(known)]
-                    if who == self._leader:
-                        found += steps
-        self.steps += found
-        return found
+                    if process == self._leader:
+                        new_steps += steps
+        self.steps += new_steps
+        return new_steps
 
     def _note_file(self, path: str, how: str, existed: bool, kept: bool) -> None:
-        """One process's word on a file. Another may have moved it aside before: whoever found it
-        there knows that it existed, and whether it is kept."""
+        """Merges one process's report on a file. Another process may have moved the file aside
+        before, so the process that found it knows that it existed and whether a copy is kept."""
         known = self.files.setdefault(path, {"how": how, "existed": existed, "kept": kept})
         if existed:
             known.update(existed=True, kept=kept and (known["kept"] or not known["existed"]))
 
-    def _peak(self, report: Mapping[str, Any]) -> None:
+    def _note_peak(self, report: Mapping[str, Any]) -> None:
         if (peak := report.get("peak")) is not None:
             self.peak_bytes = max(peak, self.peak_bytes or 0)
         if (reserved := report.get("reserved")) is not None:
@@ -174,13 +179,13 @@ class ProgramProbe:
 
     @property
     def options(self) -> tuple[Mapping[str, Any], ...]:
-        """The options of the program that trains, as its parser has them; its launcher's are not
-        among them."""
+        """Parsed options of the training program, without its launcher's."""
         return tuple(self._options.get(str(self.facts.get("program")), ((), ()))[1])
 
     @property
     def own_files(self) -> dict[str, str]:
-        """Hashes of your files that the program runs, except those that it writes."""
+        """Hashes by name of the user's files that the program runs, without those that it
+        writes."""
         folder = os.path.dirname(str(self.facts.get("program", "")))
         return {
             name: contents
@@ -190,32 +195,34 @@ class ProgramProbe:
 
     @property
     def typical(self) -> SeenStep | None:
-        """A step that computes what most steps do."""
+        """A step with the most frequent batch; None if no batch was observed."""
         steps = [step for step in self.steps if step.micro_batches or step.sequences]
         if not steps:
             return None
-        of = Counter(
+        counts = Counter(
             (step.micro_batches, step.sequences, step.tokens, step.backwards) for step in steps
         )
-        usual = of.most_common(1)[0][0]
+        most_frequent = counts.most_common(1)[0][0]
         return next(
-            s for s in steps if (s.micro_batches, s.sequences, s.tokens, s.backwards) == usual
+            s
+            for s in steps
+            if (s.micro_batches, s.sequences, s.tokens, s.backwards) == most_frequent
         )
 
     @property
     def processes(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together: the observed world size, else the config's."""
         return int(self.facts.get("world") or self._request.config.world_size)
 
     def disagreement(self) -> str:
-        """How what a step computes differs from the config, in words; empty when it does not, or
-        was not seen."""
+        """How the observed batch differs from the config's, as a message; empty if it agrees or was
+        not observed."""
         step, config, workload = self.typical, self._request.config, self._request.workload
         if step is None:
             return ""
         same_data = config.tp * config.pp * config.cp
-        seen = _numbered(step.micro_batches, "micro-batch", "es")
-        if step.sequences and not (self.agrees(step) or self._varies):
+        micro_batches_text = _numbered(step.micro_batches, "micro-batch", "es")
+        if step.sequences and not (self.agrees(step) or self._has_varying_batches):
             each = (
                 step.sequences[0] / step.micro_batches if step.micro_batches else step.sequences[0]
             )
@@ -223,7 +230,7 @@ class ProgramProbe:
             groups = self.processes // same_data or 1
             where = f" on each of {groups} data-parallel ranks" if groups > 1 else ""
             return (
-                f"an optimizer step must train global_batch_size={config.global_batch_size} sequences, but the probe observed {seen} of {each:g} sequences"
+                f"an optimizer step must train global_batch_size={config.global_batch_size} sequences, but the probe observed {micro_batches_text} of {each:g} sequences"
                 f"{where}, which is {total:g} (of {workload.seq_len:,} tokens by the spec{f'; {step.tokens:,} tokens were observed on one rank' if step.tokens else ''})"
             )
         counts = {step.micro_batches, step.backwards}
@@ -236,24 +243,29 @@ class ProgramProbe:
             and config.micro_batch_size not in sizes
             and self._agrees_in_sequences(step)
         ):
-            return f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe observed {seen} of {step.sequences[0] / max(1, step.micro_batches):g}; the program may set its own batch size automatically"
+            return f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe observed {micro_batches_text} of {step.sequences[0] / max(1, step.micro_batches):g}; the program may set its own batch size automatically"
         return ""
 
     @property
     def fills_by_tokens(self) -> bool:
-        """Whether steps have other numbers of sequences than the config, each another one:
-        micro-batches are probably filled up to a token limit."""
+        """Whether the number of sequences varies between steps and differs from the config's,
+        probably because micro-batches are filled up to a token limit."""
         step = self.typical
-        return step is not None and bool(step.sequences) and self._varies and not self.agrees(step)
+        return (
+            step is not None
+            and bool(step.sequences)
+            and self._has_varying_batches
+            and not self.agrees(step)
+        )
 
     def unevenness(self) -> str:
-        """How many sequences another rank trains on, in words, where these are other ones than
-        those of the measured rank in each of its first steps."""
+        """How the number of sequences of another rank differs from the measured rank's in each of
+        the first steps, as a message; empty if it does not."""
         if (self.facts.get("degrees") or {}).get("pp", 1) > 1 or self._leader is None:
             return ""
-        own = _counts(self._first.get(self._leader, []))
+        measured = _counts(self._first.get(self._leader, []))
         for other in map(_counts, self._first.values()):
-            pairs = [(a, b) for a, b in zip(own, other, strict=False) if a and b]
+            pairs = [(a, b) for a, b in zip(measured, other, strict=False) if a and b]
             if len(pairs) >= SETTLED - 1 and all(a != b for a, b in pairs):
                 return (
                     f"ranks train on different numbers of sequences per step ({pairs[0][0]} on the measured rank, {pairs[0][1]} on another), and the batch counts "
@@ -263,15 +275,16 @@ class ProgramProbe:
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """Tokens per sequence of each step, where both were seen."""
+        """Tokens per sequence of each step in which both were observed."""
         return tuple(
             step.tokens / step.sequences[0] for step in self.steps if step.tokens and step.sequences
         )
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether sequences have other lengths in other steps, as where each batch is padded to its
-        longest; packed ones have as many tokens in each step."""
+        """Whether sequence lengths vary between steps, for example by padding each batch to its
+        longest sequence. False for packed batches, which have the same number of tokens in each
+        step."""
         totals = [step.tokens for step in self.steps if step.tokens and step.sequences]
         return bool(totals) and all(
             max(each) > (1 + TOKENS_SLACK) * min(each) for each in (totals, self.lengths)
@@ -279,14 +292,14 @@ class ProgramProbe:
 
     @property
     def is_packed(self) -> bool:
-        """Whether its steps have the config's tokens, in sequences of any length, or each rank has
-        a part of every sequence."""
+        """Whether steps have the config's number of tokens whatever the sequences' lengths, or
+        sequences are split over ranks (context parallelism)."""
         step = self.typical
         return step is not None and (self._agrees_in_tokens(step) or self._request.config.cp > 1)
 
     @property
-    def _varies(self) -> bool:
-        """Whether there are as many micro-batches as the config says, of sizes that differ."""
+    def _has_varying_batches(self) -> bool:
+        """Whether every step has the config's number of micro-batches, but their sizes differ."""
         is_counted = all(
             step.micro_batches == self._request.config.accumulation_steps for step in self.steps
         )
@@ -294,7 +307,7 @@ class ProgramProbe:
 
     @property
     def share(self) -> float:
-        """Sequences that one process trains in a step of the config."""
+        """Number of sequences per process in a step of the config."""
         config = self._request.config
         return config.global_batch_size * config.tp * config.pp * config.cp / self.processes
 
@@ -306,33 +319,33 @@ class ProgramProbe:
         return step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
 
     def agrees(self, step: SeenStep) -> bool:
-        """Whether a step trains the sequences or the tokens of the config."""
+        """Whether a step has the config's number of sequences or of tokens, per process."""
         return self._agrees_in_tokens(step) or self._agrees_in_sequences(step)
 
 
 def _counts(steps: Iterable[SeenStep]) -> list[int]:
-    """Sequences of the first steps; 0: not known."""
+    """Number of sequences of each of the first steps; 0 if unknown."""
     return [step.sequences[0] if step.sequences else 0 for step in steps][:SETTLED]
 
 
-def _step(told: Mapping[str, Any]) -> SeenStep:
+def _step(report: Mapping[str, Any]) -> SeenStep:
     return SeenStep(
-        at_s=float(told["at"]),
-        time_s=float(told["s"]),
-        micro_batches=int(told["micro"]),
-        sequences=tuple(told["sequences"]),
-        tokens=told["tokens"],
-        backwards=int(told["backwards"]),
-        wait_s=float(told["wait_s"]),
-        skipped=bool(told["skipped"]),
-        evaluation_s=_seconds(told, "evaluation"),
-        checkpoint_s=_seconds(told, "checkpoint"),
+        at_s=float(report["at"]),
+        time_s=float(report["s"]),
+        micro_batches=int(report["micro"]),
+        sequences=tuple(report["sequences"]),
+        tokens=report["tokens"],
+        backwards=int(report["backwards"]),
+        wait_s=float(report["wait_s"]),
+        skipped=bool(report["skipped"]),
+        evaluation_s=_seconds(report, "evaluation"),
+        checkpoint_s=_seconds(report, "checkpoint"),
     )
 
 
-def _seconds(told: Mapping[str, Any], phase: str) -> float:
-    return float((told.get("phases") or {}).get(phase, (0.0,))[0])
+def _seconds(step: Mapping[str, Any], phase: str) -> float:
+    return float((step.get("phases") or {}).get(phase, (0.0,))[0])
 
 
-def _numbered(count: int, what: str, plural: str) -> str:
-    return f"{count} {what}{plural if count != 1 else ''}"
+def _numbered(count: int, noun: str, plural: str) -> str:
+    return f"{count} {noun}{plural if count != 1 else ''}"

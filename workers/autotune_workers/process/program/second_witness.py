@@ -1,11 +1,11 @@
-"""The log beside the probe: which step of the probe a line of the log belongs to, and whether both
-tell the same pace. No clock, no I/O.
+"""Compares the log with the probe: which observed step a log line belongs to, and whether both show
+the same pace. No clock, no I/O.
 
-    place     a line that comes after the end of step i and before that of step i+1 speaks of step i
-    pace      seconds per step: of the probe by its steps between the first and the last line, of the log by its own times, and by its own count of steps there
+    index     a line that arrives after the end of step i and before that of step i+1 belongs to step i
+    pace      seconds per step: by the probe's steps between the first and the last line, and by the log's times and count of steps there
 
-Both count the same steps where nothing is wrong. A log that counts micro-batches has more of them,
-one that prints every tenth step has fewer, unless it numbers them.
+Normally both count the same steps. A log that counts micro-batches has more of them; one that
+prints every tenth step has fewer, unless it numbers them.
 """
 
 from __future__ import annotations
@@ -22,36 +22,38 @@ from autotune_workers.process.program.log import LoggedStep
 from autotune_workers.process.program.probe import SeenStep
 
 TOLERANCE = 0.05
-"""relative difference that is no difference"""
+"""largest relative difference that counts as agreement"""
 NEAR = 64
-"""last lines of the log among which those of a step of the probe are looked for"""
+"""number of last log lines that are searched for metrics of an observed step"""
 LEAST = 3
-"""steps of each that are compared"""
+"""smallest number of steps of each that are compared"""
 
 
 @final
 class SecondWitness:
-    """Steps of the probe, and of the log, of one attempt."""
+    """Collects steps from the probe and the log of one attempt."""
 
     def __init__(self) -> None:
         self._ends_s: list[float] = []
         self._times_s: list[float] = []
         self._logged: list[LoggedStep] = []
-        self._said: list[tuple[float, StepMetrics]] = []
+        self._logged_metrics: list[tuple[float, StepMetrics]] = []
 
     def log(self, step: LoggedStep) -> None:
-        """A step of the log."""
+        """Adds a step from the log."""
         self._logged.append(step)
 
     def hear(self, said: StepMetrics, arrived_s: float) -> None:
-        """What a line says of a loss or a gradient norm."""
-        self._said.append((arrived_s, said))
+        """Adds the loss or gradient norm of a log line."""
+        self._logged_metrics.append((arrived_s, said))
 
     def seen(self, step: SeenStep) -> LoggedStep:
-        """A step of the probe, with what the log has said of it so far."""
+        """Adds a step from the probe. Returns it with the loss and gradient norm logged so far."""
         self._ends_s.append(step.at_s)
         self._times_s.append(step.time_s)
-        near = [said for at_s, said in islice(reversed(self._said), NEAR) if at_s >= step.at_s]
+        near = [
+            said for at_s, said in islice(reversed(self._logged_metrics), NEAR) if at_s >= step.at_s
+        ]
         return LoggedStep(
             time_s=max(step.time_s, 1e-9),
             loss=next((said.loss for said in near if said.loss is not None), None),
@@ -63,21 +65,21 @@ class SecondWitness:
         )
 
     def said_of_steps(self) -> Iterator[tuple[int, StepMetrics]]:
-        """Steps of the probe, by their place, with all that the log says of each."""
-        told: dict[int, StepMetrics] = {}
-        for arrived_s, said in self._said:
-            place = bisect_right(self._ends_s, arrived_s) - 1
-            if place >= 0:
-                before = told.get(place, StepMetrics())
-                told[place] = StepMetrics(
-                    loss=before.loss if said.loss is None else said.loss,
-                    grad_norm=before.grad_norm if said.grad_norm is None else said.grad_norm,
+        """Yields (index of an observed step, all metrics logged for it)."""
+        metrics_by_step: dict[int, StepMetrics] = {}
+        for arrived_s, metrics in self._logged_metrics:
+            index = bisect_right(self._ends_s, arrived_s) - 1
+            if index >= 0:
+                before = metrics_by_step.get(index, StepMetrics())
+                metrics_by_step[index] = StepMetrics(
+                    loss=before.loss if metrics.loss is None else metrics.loss,
+                    grad_norm=before.grad_norm if metrics.grad_norm is None else metrics.grad_norm,
                 )
-        yield from told.items()
+        yield from metrics_by_step.items()
 
     def difference(self) -> str:
-        """How the log differs from the probe, in words; empty where it does not, or too little is
-        known."""
+        """How the log differs from the probe, as a message; empty if they agree, or too few steps
+        are known."""
         if len(self._logged) < LEAST or len(self._ends_s) < LEAST:
             return ""
         first, last = self._logged[0], self._logged[-1]
@@ -85,22 +87,27 @@ class SecondWitness:
             bisect_left(self._ends_s, first.arrived_s),
             bisect_right(self._ends_s, last.arrived_s),
         )
-        seen = end - begin
+        observed_steps = end - begin
         numbered = (
             first.number is not None and last.number is not None and last.number > first.number
         )
-        counted = last.number - first.number if numbered else len(self._logged) - 1  # type: ignore[operator]
-        if seen >= LEAST and numbered and abs(counted - seen) > max(1.0, TOLERANCE * seen):
-            return f"the log counts {counted} steps, but the probe observed {seen} optimizer steps"
+        logged_steps = last.number - first.number if numbered else len(self._logged) - 1  # type: ignore[operator]
+        if (
+            observed_steps >= LEAST
+            and numbered
+            and abs(logged_steps - observed_steps) > max(1.0, TOLERANCE * observed_steps)
+        ):
+            return f"the log counts {logged_steps} steps, but the probe observed {observed_steps} optimizer steps"
         if (
             first.time_from == "arrival"
             and not numbered
-            and abs(counted - seen) > max(1.0, TOLERANCE * seen)
+            and abs(logged_steps - observed_steps) > max(1.0, TOLERANCE * observed_steps)
         ):
-            return (
-                f"the log has {counted} step lines, but the probe observed {seen} optimizer steps"
-            )
-        said_s, seen_s = median(step.time_s for step in self._logged[1:]), median(self._times_s[1:])
-        if first.time_from != "arrival" and abs(said_s - seen_s) > TOLERANCE * seen_s:
-            return f"the log says {format_duration(said_s)} per step, but the probe observed {format_duration(seen_s)} per optimizer step"
+            return f"the log has {logged_steps} step lines, but the probe observed {observed_steps} optimizer steps"
+        logged_s, observed_s = (
+            median(step.time_s for step in self._logged[1:]),
+            median(self._times_s[1:]),
+        )
+        if first.time_from != "arrival" and abs(logged_s - observed_s) > TOLERANCE * observed_s:
+            return f"the log says {format_duration(logged_s)} per step, but the probe observed {format_duration(observed_s)} per optimizer step"
         return ""
