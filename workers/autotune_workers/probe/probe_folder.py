@@ -1,15 +1,14 @@
-"""The keeper's side of the probe, for one attempt on one node: a folder with the probe's code and
-its reports. Imports the standard library only.
+"""The keeper's side of the probe, for one attempt on one node: the folder with the probe's code and
+reports. Imports the standard library only.
 
-    CODE/sitecustomize.py, CODE/autotune_probe/   copies, so that a program of another user, or of another Python, can read them
-    REPORTS/PID.jsonl                             what each process says (`channel`)
-    REPORTS/kept/PID.jsonl                        the journal of what is kept of the user's while the program changes it (`injected.written_files`)
+    CODE/sitecustomize.py, CODE/autotune_probe/   copies, readable by a program of another user or another Python
+    REPORTS/PID.jsonl                             reports of each process (`channel`)
+    REPORTS/kept/PID.jsonl                        journals of backups of the user's files (`injected.written_files`)
 
-Files of attempts whose keeper was killed are put back by whoever comes next on this machine
-(`put_back_abandoned`), which also removes their folders.
+If a keeper was killed, the next one on this machine restores the attempt's files and removes its
+folders (`put_back_abandoned`).
 
-The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe
-out.
+AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, disables the probe.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from autotune.temporary_folders import TemporaryFolder, abandoned
 from autotune_workers.probe.injected.written_files import open_of
 
 SWITCH = "AUTOTUNE_PROBE"
-"""the variable that switches it off"""
+"""environment variable that disables the probe"""
 OFF = frozenset({"off", "0", "false", "no"})
 MOST_READ = 256 << 10
-"""bytes of one process that are read at once"""
+"""largest size of one read of a process's reports, bytes"""
 ENDED_S = 10.0
-"""time that processes of an abandoned attempt get to be gone once they are killed"""
+"""longest wait for killed processes of an abandoned attempt to disappear, seconds"""
 SLOW_S = 3.0
-"""time between the begin of a program's last write to a file and its end"""
+"""longest time from the start of a program's last write to a file to its end, seconds"""
 NEWER = ".during-trial"
-"""end of the name of a version that something else wrote during a trial"""
+"""suffix of a version that another program wrote during a trial"""
 _PROBE, _LAUNCH = "probe", "launch"
 _JOURNALS = "reports/kept/*.jsonl"
 _CODE = Path(__file__).parent / "injected"
@@ -47,19 +46,19 @@ _START = "sitecustomize.py"
 
 
 def is_off(environment: Mapping[str, str]) -> bool:
-    """Whether a person switched the probe off."""
+    """Whether the user disabled the probe."""
     return environment.get(SWITCH, "").strip().lower() in OFF
 
 
 class Reports:
-    """Reads what the processes say, in a folder of theirs."""
+    """Reads the reports of processes in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[str, int] = {}
+        self._read_bytes: dict[str, int] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """Reports since the last call, each process's in its order."""
+        """Reports since the last call, in order for each process."""
         found = []
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(self._folder)):
@@ -77,10 +76,10 @@ class Reports:
         with os.fdopen(file, "rb") as content:
             if not stat.S_ISREG(os.fstat(content.fileno()).st_mode):
                 return
-            content.seek(self._read.get(name, 0))
+            content.seek(self._read_bytes.get(name, 0))
             chunk = content.read(MOST_READ)
         whole = chunk[: chunk.rfind(b"\n") + 1]
-        self._read[name] = self._read.get(name, 0) + len(whole)
+        self._read_bytes[name] = self._read_bytes.get(name, 0) + len(whole)
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):
                 report = json.loads(line)
@@ -89,10 +88,10 @@ class Reports:
 
 
 class ProbeFolder:
-    """The folder of one attempt."""
+    """The probe's folder for one attempt."""
 
     def __init__(self) -> None:
-        """Raises `OSError` where no folder can be made."""
+        """Creates the folder. Raises `OSError` if that fails."""
         self._folder = TemporaryFolder(_PROBE, removes_abandoned=False)
         self.path = self._folder.path
         self._code, self._reports = self.path / "code", self.path / "reports"
@@ -111,8 +110,8 @@ class ProbeFolder:
         keeps_files: bool,
         has_several_nodes: bool = False,
     ) -> dict[str, str]:
-        """What the program's environment gets. `keeps_files`: whether what was there before the
-        trial is kept; `has_several_nodes`: whether others may keep it."""
+        """Variables for the program's environment. `keeps_files`: whether existing files are backed
+        up; `has_several_nodes`: whether other nodes may back them up."""
         path = environment.get("PYTHONPATH", "")
         return {
             "PYTHONPATH": f"{self._code}{os.pathsep}{path}" if path else str(self._code),
@@ -125,21 +124,20 @@ class ProbeFolder:
         }
 
     def read(self) -> list[dict[str, Any]]:
-        """Reports since the last call, each process's in its order."""
+        """Reports since the last call, in order for each process."""
         return self._reader.read()
 
     def note_open(self, pids: Iterable[int]) -> None:
-        """Writes down which files these processes, which are about to be ended, have been writing
-        until now."""
+        """Enters into the journal which files these processes, which are about to be ended, have
+        open for writing."""
         paths = {line[2] for line in _lines(self._reports) if line[1] == "wrote"}
         for path in {path for pid in pids for path in open_of(pid, paths)} if paths else ():
             with (self._reports / "kept" / "KEEPER.jsonl").open("a") as journal:
                 journal.write(json.dumps([time.monotonic(), "wrote", path]) + "\n")
 
     def put_back(self) -> list[str]:
-        """Gives the user's files their names again, once nothing is left that writes. Those to look
-        at, in words: they cannot be put back, or something else than the program has changed them
-        meanwhile."""
+        """Restores the user's files, once no process of the trial is left. Returns messages about
+        files that could not be restored, or that another program changed meanwhile."""
         return _put_back(self._reports)
 
     def remove(self) -> None:
@@ -148,15 +146,14 @@ class ProbeFolder:
 
 
 def launch_folder() -> TemporaryFolder:
-    """A new folder for the files of an attempt. Raises `OSError`."""
+    """Creates a folder for the files of an attempt. Raises `OSError`."""
     return TemporaryFolder(_LAUNCH, removes_abandoned=False)
 
 
 def put_back_abandoned() -> list[str]:
-    """Gives files their names again that attempts of this user have kept on this machine whose
-    keeper was killed, once what is left of these attempts is ended, and removes the folders of
-    these attempts; those that cannot be put back, with where they are. Attempts that run are left
-    alone."""
+    """Restores files of this user's attempts on this machine whose keeper was killed, after ending
+    their remaining processes, and removes their folders. Returns messages about files that could
+    not be restored. Running attempts are not touched."""
     lost: list[str] = []
     for folder in abandoned(_PROBE, is_used=_has_journal):
         with contextlib.suppress(OSError):
@@ -181,7 +178,7 @@ def _put_back(reports: Path) -> list[str]:
     for _, act, path, *rest in reversed([line for line in lines if line[1] != "wrote"]):
         try:
             getattr(undo, act)(path, *rest)
-        except FileNotFoundError:  # another node put it back, or it was not done any more
+        except FileNotFoundError:  # another node restored it, or the action never happened
             continue
         except OSError as error:
             where = f"; the backup is {rest[0]}" if act in ("link", "copy", "rename") else ""
@@ -194,8 +191,8 @@ def _lines(reports: Path) -> list[list[Any]]:
 
 
 def _journal(file: Path) -> list[list[Any]]:
-    """What a process has done, without what it then left to another. A full disk may have cut lines
-    off."""
+    """The actions in a process's journal, except those that another node did instead. A full disk
+    may have truncated lines."""
     lines = []
     for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
@@ -210,26 +207,27 @@ def _journal(file: Path) -> list[list[Any]]:
 
 
 class _Undo:
-    """What the lines of a journal say (`injected.written_files`), undone, the last one first."""
+    """Undoes the actions of a journal (`injected.written_files`), the last one first. Each method
+    undoes the action of its name."""
 
     def __init__(self, wrote: Mapping[str, float]) -> None:
-        self._wrote = wrote
-        """by file: when the program last wrote it"""
-        self._again: dict[str, list[int]] = {}
-        """folders that have been made again, and which they were"""
+        self._last_written_s = wrote
+        """time of the program's last write, by path"""
+        self._restored_identities: dict[str, list[int]] = {}
+        """original identity (device, inode) of restored folders, by path"""
         self.newer: list[str] = []
-        """in words: versions that are somebody else's, and where they are"""
+        """messages about versions written by other programs, and where they are"""
 
     def link(self, path: str, kept: str) -> None:
         os.lstat(kept)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self._keep_newer(path, kept)
         os.replace(kept, path)
-        if os.path.lexists(kept):  # both are names of one file, so nothing was replaced
+        if os.path.lexists(kept):  # both were links to one file, so nothing was replaced
             os.unlink(kept)
 
     def copy(self, path: str, kept: str, identity: list[int]) -> None:
-        """The same file gets its content again, so that its owner and its other names stay."""
+        """Restores the content of the same file, so that its owner and its other links stay."""
         mode = stat.S_IMODE(os.lstat(kept).st_mode)
         with contextlib.suppress(OSError):
             if self._identity(path) == identity and not os.path.islink(path):
@@ -246,26 +244,25 @@ class _Undo:
     def rename(self, folder: str, target: str, identity: list[int]) -> None:
         if self._identity(target) == identity:
             self._merge(target, folder)
-            self._again[folder] = identity
+            self._restored_identities[folder] = identity
 
     def folder(self, path: str, mode: int, was_there: bool, identity: list[int]) -> None:
         if was_there:
             os.makedirs(path, exist_ok=True)
         os.chmod(path, mode)
-        self._again[path] = identity
+        self._restored_identities[path] = identity
 
     def spare(self, path: str) -> None:
-        """Unless another process has locked it meanwhile."""
+        """Removes the file, unless another process has locked it."""
         with contextlib.suppress(BlockingIOError), open(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
 
     def _keep_newer(self, path: str, kept: str) -> None:
-        """Copies what something else than the program has written here since the program last
-        did."""
+        """Saves a version of the file that another program wrote after the trial's program did."""
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(path)
-            is_own = found.st_ctime <= self._wrote.get(path, 0.0) + SLOW_S
+            is_own = found.st_ctime <= self._last_written_s.get(path, 0.0) + SLOW_S
             if is_own or os.path.samestat(found, os.lstat(kept)):
                 return
             newer = f"{path}.{time.time_ns()}{NEWER}"
@@ -275,7 +272,7 @@ class _Undo:
             )
 
     def _merge(self, source: str, target: str) -> None:
-        """Renames a folder; what is in one that has its name already stays there, unless it is
+        """Renames a folder. If the target exists, its content is kept, except files that are
         replaced."""
         if not os.path.isdir(target):
             os.rename(source, target)
@@ -291,12 +288,12 @@ class _Undo:
 
     def _identity(self, path: str) -> list[int]:
         found = os.stat(path)
-        return self._again.get(path, [found.st_dev, found.st_ino])
+        return self._restored_identities.get(path, [found.st_dev, found.st_ino])
 
 
 def _end_processes(mark: bytes) -> bool:
-    """Kills what has this text in its environment, as all of an attempt has; whether nothing of it
-    is left."""
+    """Kills all processes with this text in their environment, as all of an attempt have. Returns
+    whether none is left."""
     end_s = time.monotonic() + ENDED_S
     while time.monotonic() < end_s:
         living = [

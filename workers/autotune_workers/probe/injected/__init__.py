@@ -1,2 +1,2 @@
-"""Runs inside somebody's program: needs Python 3.8, and imports nothing but the standard library
-until the program has imported torch."""
+"""Code that runs inside a user's program. Supports Python 3.8, and imports only the standard
+library until the program has imported torch."""

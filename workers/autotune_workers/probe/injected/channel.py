@@ -1,7 +1,7 @@
-"""Reports of one process: lines of JSON, appended to a file of its own.
+"""Reports of one process: lines of JSON appended to a file per process.
 
-The file is opened anew for each report: a program may close descriptors that it does not know. A
-process that was forked reports for itself.
+The file is opened for each report, because a program may close descriptors that it does not know. A
+forked process has its own file.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
     from typing import Any
 
 MOST_BYTES = 64 << 20
-"""of one process; what comes after is left out"""
+"""largest size of a process's reports; later ones are dropped"""
 
 
 class Channel:
-    """Where this process reports. Never raises."""
+    """Writes this process's reports. Never raises."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        """empty: it reports nowhere, unless another way is found"""
+        """folder of the reports; empty: none are written, except by `mirror`"""
         self._written = 0
         self.waiting: list[bytes] | None = None
-        """lines that also go another way, where there is one (`mirror`)"""
+        """lines to be sent by `mirror`; None if it is off"""
 
     def send(self, kind: str, **values: Any) -> None:
         """Appends one report."""
@@ -39,11 +39,11 @@ class Channel:
             if self.waiting is not None:
                 self.waiting.append(line)
             self.write(line)
-        except Exception:  # a value that is no JSON: the program goes on
+        except Exception:  # a value that JSON cannot represent
             return
 
     def write(self, lines: bytes) -> None:
-        """Appends lines that are whole."""
+        """Appends complete lines."""
         try:
             self._written += len(lines)
             if self._written > MOST_BYTES or not self.folder:
@@ -58,5 +58,5 @@ class Channel:
                 os.write(file, lines)
             finally:
                 os.close(file)
-        except Exception:  # a full disk, a folder that is gone: the program goes on
+        except Exception:  # a full disk or a missing folder
             return

@@ -1,12 +1,12 @@
-"""What the graph of a first backward pass says of a model: the kinds of its nodes, which attention
-is causal, and which weights are projected onto.
+"""Reads facts about a model from the autograd graph of its first backward pass: kinds of nodes,
+causal attention, and the weights used in projections.
 
-    masks      {"causal": nodes of attention in which no token sees a later one, "full": others}
-    matrices   shapes of the matrices that are trained, and whether something other than a lookup reads them: of an embedding that is the head over its vocabulary
+    masks      {"causal": number of attention nodes with a causal mask, "full": others}
+    matrices   shapes of trained matrices, each with whether it is used other than for lookups; for an embedding that use is the head over its vocabulary
 
-A mask is looked at where it is kept for the backward pass: the flag or the mask of a kernel, else
-the probabilities of a softmax. In compiled code, and where what is kept is packed (checkpointing,
-offloading), nothing is known.
+A mask is read from what is saved for the backward pass: a kernel's flag or mask, else the
+probabilities of a softmax. In compiled code, and if saved tensors are packed (checkpointing,
+offloading), it is unknown.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from __future__ import annotations
 from typing import Any
 
 MOST_NODES = 20_000
-"""nodes of a backward graph that are looked at"""
+"""largest number of nodes read from a backward graph"""
 MOST_MASKS = 64
-"""of them those whose mask is looked at"""
+"""largest number of masks that are read"""
 BLOCKED = -9e3
-"""a number that is added to what must not be seen is this or less"""
+"""additive mask values at or below this hide a token"""
 _SOFTMAX = ("SoftmaxBackward0", "SafeSoftmaxBackward0")
 _LOOKUPS = ("Embedding", "Index", "Slice", "Select", "Gather")
 
 
 class Graph:
-    """What was read of a graph."""
+    """Facts read from a graph."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        """kinds of its nodes; empty: none was read"""
+        """names of its nodes' kinds; empty if no graph was read"""
         self.masks = {"causal": 0, "full": 0}
         self.matrices: dict[tuple[int, ...], bool] = {}
 
     def read(self, tensors: Any) -> None:
-        """Reads the graph of these tensors."""
+        """Reads the graph of a tensor or of several."""
         if not isinstance(tensors, (list, tuple)):
             tensors = [tensors]
         todo = [
@@ -43,7 +43,7 @@ class Graph:
         while todo and len(known) < MOST_NODES:
             node = todo.pop()
             names.add(node.name())
-            self._look_at(node)
+            self._read_mask(node)
             for following, _ in node.next_functions:
                 weight = getattr(following, "variable", None)
                 if weight is not None and weight.dim() == 2:
@@ -55,43 +55,42 @@ class Graph:
                     todo.append(following)
         self.names = sorted(names)[:200] or ["none"]
 
-    def _look_at(self, node: Any) -> None:
+    def _read_mask(self, node: Any) -> None:
         if sum(self.masks.values()) >= MOST_MASKS:
             return
         try:
             is_causal = _is_causal(node)
-        except Exception:  # another release, whose nodes keep it otherwise
+        except Exception:  # another release of torch, with other attributes
             return
         if is_causal is not None:
             self.masks["causal" if is_causal else "full"] += 1
 
 
 def _is_causal(node: Any) -> bool | None:
-    """Whether a node of attention hides later tokens; None for other nodes, and where it cannot be
-    seen."""
-    own = getattr(node, "causal", None)
-    if isinstance(own, bool):  # of flash_attn's own function
-        return own
+    """Whether an attention node hides later tokens; None for other nodes, and if unknown."""
+    flag_of_flash_attn = getattr(node, "causal", None)
+    if isinstance(flag_of_flash_attn, bool):  # flash_attn's function
+        return flag_of_flash_attn
     if node.name() in _SOFTMAX:
-        seen = _kept(node, "result")
-        return None if seen is None else _hides(seen != 0)
+        probabilities = _saved(node, "result")
+        return None if probabilities is None else _hides(probabilities != 0)
     flag = getattr(node, "_saved_is_causal", None)
     if flag is None or flag:
         return flag
     for name in ("attn_mask", "attn_bias"):
-        mask = _kept(node, name) if hasattr(node, f"_raw_saved_{name}") else None
+        mask = _saved(node, name) if hasattr(node, f"_raw_saved_{name}") else None
         if mask is not None:
             return _hides(mask if str(mask.dtype) == "torch.bool" else mask > BLOCKED)
-    return False  # without a mask all is seen
+    return False  # no mask
 
 
-def _kept(node: Any, name: str) -> Any:
-    """What the node keeps, without having it unpacked; None where there is nothing. Raises
-    `RuntimeError` where others pack it."""
-    found: list[Any] = []
+def _saved(node: Any, name: str) -> Any:
+    """The tensor that the node saved, without unpacking it; None if there is none. Raises
+    `RuntimeError` if it is packed by others."""
+    saved: list[Any] = []
 
     def pack(tensor: Any) -> Any:
-        found.append(tensor)
+        saved.append(tensor)
         return tensor
 
     try:
@@ -99,12 +98,12 @@ def _kept(node: Any, name: str) -> Any:
     except RuntimeError as error:
         if "None" not in str(error):
             raise
-    return found[0].detach() if found else None
+    return saved[0].detach() if saved else None
 
 
 def _hides(open_to: Any) -> bool | None:
-    """Whether no token is open to a later one; None where it is not said of tokens by tokens. A
-    token that is open to all is padding, or the last one."""
+    """Whether no token can see a later one; None if the mask is not square. Rows in which every
+    token is visible are padding or the last token, and are ignored."""
     if open_to.dim() < 2 or open_to.shape[-1] != open_to.shape[-2] or open_to.shape[-1] < 2:
         return None
     while open_to.dim() > 2:

@@ -1,5 +1,5 @@
-"""The load on this process's machine: processor time of all processes, ours and others'; the cores
-that this process may use; TCP connections to other nodes. Linux."""
+"""Load of this process's machine (Linux): processor time of this training's and of other processes,
+usable cores, TCP connections to other nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 def usable_cores(root: str = "/") -> int:
-    """The cores that this process may use: its affinity, limited by the tightest CPU quota of its
-    control groups, rounded up. `autotune.detect` counts the same, but the program's Python may not
-    have autotune. `root`: the folder with /proc and /sys."""
+    """Number of cores that this process may use: its affinity, limited by the tightest CPU quota of
+    its control groups, rounded up. Same as in `autotune.detect`, which the program's Python may not
+    have. `root`: the folder with /proc and /sys."""
     cores = len(os.sched_getaffinity(0))
     for line in text_of(os.path.join(root, "proc/self/cgroup")).splitlines():
         controllers, path = [*line.split(":", 2), "", ""][1:3]
@@ -36,9 +36,8 @@ def usable_cores(root: str = "/") -> int:
 
 
 class NodeLoad:
-    """Processor seconds since the first look: of all processes of the machine, of those that the
-    launch of this training started, and of others that can be seen from here. What a hypervisor
-    took is apart."""
+    """Processor seconds since the first reading: of all processes of the machine, of this
+    training's, and of other visible ones. Time taken by a hypervisor is separate."""
 
     def __init__(self, root: int = 0) -> None:
         self._root = root
@@ -47,10 +46,10 @@ class NodeLoad:
         self._ours_s = 0.0
         self._others: dict[str, float] = {}
         self.told: dict[str, Any] = {}
-        """as of the last look; empty before the first one"""
+        """the last reading; empty before the first one"""
 
     def look(self) -> None:
-        """Looks once."""
+        """Takes a reading."""
         with open("/proc/stat") as file:
             ticks = [int(value) for value in file.readline().split()[1:9]]
         now = {
@@ -61,13 +60,13 @@ class NodeLoad:
         processes = _processes()
         ours = _family(processes, self._root)
         for pid, (_, command, used_s) in processes.items():
-            more_s = used_s - self._last.get(pid, used_s if not self._first else 0.0)
+            used_since_s = used_s - self._last.get(pid, used_s if not self._first else 0.0)
             if pid in ours:
-                self._ours_s += more_s
-            elif more_s >= 0.05:
+                self._ours_s += used_since_s
+            elif used_since_s >= 0.05:
                 name = f"{command} (process {pid})"
                 if name in self._others or len(self._others) < MOST_OTHERS:
-                    self._others[name] = self._others.get(name, 0.0) + more_s
+                    self._others[name] = self._others.get(name, 0.0) + used_since_s
         self._last = {pid: used_s for pid, (_, _, used_s) in processes.items()}
         self._first = self._first or now
         self.told = {
@@ -82,10 +81,10 @@ class NodeLoad:
 
 
 def _processes() -> dict[int, tuple[int, str, float]]:
-    """Parent, command and processor seconds of each process that can be seen."""
+    """(parent, command, processor seconds) of each visible process, by number."""
     found = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        head, _, rest = text_of(f"/proc/{pid}/stat").rpartition(")")  # empty of one that has ended
+        head, _, rest = text_of(f"/proc/{pid}/stat").rpartition(")")  # empty if it has ended
         fields = rest.split()
         if len(fields) > 13:
             used_s = (int(fields[11]) + int(fields[12])) * _TICK_S
@@ -94,10 +93,10 @@ def _processes() -> dict[int, tuple[int, str, float]]:
 
 
 def _family(processes: dict[int, tuple[int, str, float]], root: int) -> set[int]:
-    """What the launch started: the descendants of the root, or of the process that
-    AUTOTUNE_PROBE_ROOT names, itself among them."""
-    named = os.environ.get("AUTOTUNE_PROBE_ROOT", "")
-    root = root or (int(named) if named.isdigit() else 0)
+    """Numbers of this training's processes: `root`, or else the process in AUTOTUNE_PROBE_ROOT,
+    with its descendants."""
+    root_variable = os.environ.get("AUTOTUNE_PROBE_ROOT", "")
+    root = root or (int(root_variable) if root_variable.isdigit() else 0)
     ours = {os.getpid(), root if root in processes else os.getpid()}
     while True:
         more = {pid for pid, (parent, _, _) in processes.items() if parent in ours} - ours
@@ -107,8 +106,8 @@ def _family(processes: dict[int, tuple[int, str, float]], root: int) -> set[int]
 
 
 def links() -> list[dict[str, Any]]:
-    """TCP connections of this process's network to other addresses, by netlink's socket diagnosis
-    (sock_diag(7), tcp_info of tcp(7))."""
+    """TCP connections from this network namespace to other addresses, by netlink socket diagnosis
+    (sock_diag(7), tcp_info of tcp(7)); empty if unavailable."""
     try:
         return _tcp_info()
     except (OSError, AttributeError, ValueError):
@@ -117,54 +116,55 @@ def links() -> list[dict[str, Any]]:
 
 def _tcp_info() -> list[dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 4) as asking:
-        asking.settimeout(1.0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 4) as netlink:
+        netlink.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
-            # inet_diag_req_v2: family, protocol, wanted INET_DIAG_INFO, padding, states:
+            # inet_diag_req_v2: family, protocol, requested INET_DIAG_INFO, padding, states:
             # established
             body = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << 1, 1 << 1) + bytes(48)
-            asking.send(struct.pack("=IHHII", 16 + len(body), 20, 0x301, 1, 0) + body)
+            netlink.send(struct.pack("=IHHII", 16 + len(body), 20, 0x301, 1, 0) + body)
             is_open = True
             while is_open:
-                data, at = asking.recv(1 << 16), 0
-                while at + 16 <= len(data):
-                    length, kind = struct.unpack_from("=IH", data, at)
+                data, offset = netlink.recv(1 << 16), 0
+                while offset + 16 <= len(data):
+                    length, kind = struct.unpack_from("=IH", data, offset)
                     if kind in (2, 3) or length < 16:  # an error, or the end
                         is_open = False
                         break
-                    _add_link(found, family, data[at + 16 : at + length])
-                    at += (length + 3) & ~3
+                    _add_link(found, family, data[offset + 16 : offset + length])
+                    offset += (length + 3) & ~3
     return sorted(found.values(), key=lambda link: -link["sent_bytes"])[:32]
 
 
 def _add_link(found: dict[tuple[str, str], dict[str, Any]], family: int, body: bytes) -> None:
     size = 4 if family == socket.AF_INET else 16
     local, remote = (
-        socket.inet_ntop(family, body[at : at + size]).replace("::ffff:", "") for at in (8, 24)
+        socket.inet_ntop(family, body[offset : offset + size]).replace("::ffff:", "")
+        for offset in (8, 24)
     )
     if local == remote or local.startswith("127.") or local == "::1":
         return
     queue = struct.unpack_from("=II", body, 56)[1]
-    at = 72
-    while at + 4 <= len(body):
-        length, kind = struct.unpack_from("=HH", body, at)
+    offset = 72
+    while offset + 4 <= len(body):
+        length, kind = struct.unpack_from("=HH", body, offset)
         if length < 4:
             return
         if kind == 2 and length >= 4 + 232:  # tcp_info up to busy_time and what limits
-            info = body[at + 4 : at + length]
+            info = body[offset + 4 : offset + length]
             rtt_us = struct.unpack_from("=I", info, 68)[0]
-            again = struct.unpack_from("=I", info, 100)[0]
-            acked = struct.unpack_from("=Q", info, 120)[0]
-            least_us = struct.unpack_from("=I", info, 148)[0]
+            retransmitted = struct.unpack_from("=I", info, 100)[0]
+            acknowledged_bytes = struct.unpack_from("=Q", info, 120)[0]
+            min_rtt_us = struct.unpack_from("=I", info, 148)[0]
             busy_us = struct.unpack_from("=Q", info, 168)[0]
             link = found.setdefault(
                 (local, remote),
                 {"local": local, "remote": remote, "rtt_s": 0.0, "min_rtt_s": 1e9, "queued_bytes": 0, "resent": 0, "sent_bytes": 0, "busy_s": 0.0},
             )  # fmt: skip
             link["rtt_s"] = max(link["rtt_s"], rtt_us * 1e-6)
-            link["min_rtt_s"] = min(link["min_rtt_s"], least_us * 1e-6)
+            link["min_rtt_s"] = min(link["min_rtt_s"], min_rtt_us * 1e-6)
             link["queued_bytes"] += queue
-            link["resent"] += again
-            link["sent_bytes"] += acked
+            link["resent"] += retransmitted
+            link["sent_bytes"] += acknowledged_bytes
             link["busy_s"] += busy_us * 1e-6
-        at += (length + 3) & ~3
+        offset += (length + 3) & ~3

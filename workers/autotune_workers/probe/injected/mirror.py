@@ -1,11 +1,10 @@
-"""Reports of other nodes, on their way to the first rank's folder: through the store by which the
-ranks of the program found each other, on a connection of its own.
+"""Sends reports from other nodes to the first rank's folder, over a separate connection to the
+store of the program's rendezvous.
 
-    autotune/home       where the first rank reports; ranks that report into the same folder send nothing
-    autotune/RANK/N     the N-th parcel of a rank: lines of JSON; taken out by the first rank
+    autotune/home       where the first rank reports; ranks with the same folder send nothing
+    autotune/RANK/N     the N-th parcel of a rank: lines of JSON; removed by the first rank
 
-It acts where AUTOTUNE_PROBE_MIRROR is set, and never holds the training up: all of it happens in
-the probe's own thread.
+Active if AUTOTUNE_PROBE_MIRROR=1. It runs in the probe's thread and never blocks the training.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import socket
 from typing import Any
 
 MOST_LINES = 4000
-"""that wait to be sent"""
+"""largest number of lines that wait to be sent"""
 TIMEOUT_S = 5.0
 
 
 class Mirror:
-    """One process's side of it."""
+    """One process's connection to the store."""
 
     def __init__(self, torch: Any, reports: Any) -> None:
         self._torch, self._reports = torch, reports
@@ -34,7 +33,7 @@ class Mirror:
             reports.waiting = []
 
     def exchange(self) -> None:
-        """Sends what waits, or, on the first rank, takes what has come."""
+        """Sends waiting lines; on the first rank, receives them."""
         distributed = self._torch.distributed
         if (
             not self.is_on
@@ -44,15 +43,15 @@ class Mirror:
             return
         try:
             self._exchange(distributed.get_rank(), distributed.get_world_size())
-        except Exception:  # the store is gone, or too slow: nothing that the program must know
+        except Exception:  # the store is gone or too slow, which must not affect the program
             self._failed += 1
 
     def _exchange(self, rank: int, world: int) -> None:
-        here = (socket.gethostname() + ":" + self._reports.folder).encode()
+        own_place = (socket.gethostname() + ":" + self._reports.folder).encode()
         if self._store is None:
             self._store = self._connected()
             if rank == 0:
-                self._store.set("autotune/home", here)
+                self._store.set("autotune/home", own_place)
         if rank == 0:
             self._reports.waiting = None
             for other in range(1, world):
@@ -63,7 +62,7 @@ class Mirror:
                     self._counts[other] = self._counts.get(other, 0) + 1
             return
         if self._is_home is None and self._store.check(["autotune/home"]):
-            self._is_home = self._store.get("autotune/home") == here
+            self._is_home = self._store.get("autotune/home") == own_place
         if self._is_home is None:
             return
         lines, self._reports.waiting = self._reports.waiting or [], None if self._is_home else []

@@ -1,5 +1,5 @@
-"""What a process trains, as plain JSON values: the model, its wrappers, the optimizers, the ranks,
-the libraries. Read once or twice, after a step."""
+"""Facts about what a process trains, as JSON values: model, wrappers, optimizers, ranks, libraries.
+Read once or twice, after a step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LIBRARIES = (
 )  # fmt: skip
 
 OTHER_STACKS = 0.2
-"""weights in lists of layers beside the longest, as a share of its own, above which a model is no
-plain decoder"""
+"""a model is not a plain decoder if lists of layers other than the longest have more than this
+share of the longest's weights"""
 MOST_OF_CONFIG = 16 << 10
-"""characters of a model's own config that are reported"""
-_TALKATIVE = (
+"""largest size of a model's config that is reported, characters"""
+_OMITTED_CONFIG_KEYS = (
     "id2label",
     "label2id",
     "task_specific_params",
@@ -48,10 +48,10 @@ _DIMENSIONS = {
     "context": "cp",
     "expert": "ep",
 }
-"""names of a mesh's dimensions that are not those of knobs"""
-_OF_DATA = ("dp", "data", "shard", "replica", "batch")
-"""words in the names of dimensions that cut data, too"""
-_OF_MEGATRON = {
+"""knobs by names of mesh dimensions that differ from them"""
+_DATA_WORDS = ("dp", "data", "shard", "replica", "batch")
+"""words in names of data-parallel dimensions, which may shard parameters too"""
+_MEGATRON_DEGREES = {
     "tp": "get_tensor_model_parallel_world_size",
     "pp": "get_pipeline_model_parallel_world_size",
     "cp": "get_context_parallel_world_size",
@@ -73,30 +73,31 @@ def _variable(names: Iterable[str], default: int) -> int:
 
 
 def rank_of(torch: Any) -> int:
-    """The number of this process among those that train together."""
+    """Global rank of this process."""
     return int(torch.distributed.get_rank()) if is_distributed(torch) else launched_rank()
 
 
 def launched_rank() -> int:
-    """The same as a launcher gives it; 0 without one."""
+    """Global rank according to the launcher's variables; 0 without a launcher."""
     return _variable(_RANKS, 0)
 
 
 def program() -> str:
-    """The file that this process runs, which tells a launcher from the program that it launches."""
+    """Path of the script that this process runs, which distinguishes a launcher from its
+    program."""
     return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
 
 
 @functools.cache
 def _own_files() -> dict[str, str]:
-    """As they are when this is first asked: later they may have been edited."""
+    """The user's files as of the first call, because they may be edited later."""
     return own_files(program())
 
 
 @functools.cache
 def script_version() -> dict[str, str]:
-    """By its contents when this is first asked, which tell an edited one; empty for one that was
-    written for this trial."""
+    """{"script": hash of the script's content as of the first call}, to detect edits; empty for a
+    script written for this trial."""
     file, trial = program(), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
     if trial and file.startswith(os.path.dirname(trial) + os.sep):
         return {}
@@ -108,7 +109,7 @@ def script_version() -> dict[str, str]:
 
 
 def autocast(torch: Any) -> str:
-    """The type that autocast computes in here; empty where it is off."""
+    """The data type of autocast at this point; empty if it is off."""
     for kind in ("cuda", "cpu"):
         try:
             if torch.is_autocast_enabled(kind):
@@ -120,33 +121,33 @@ def autocast(torch: Any) -> str:
 
 
 def parameter_count(*modules: Any, stepped: Iterable[Any] = ()) -> int:
-    """Parameters of all these modules as far as this process holds a part of them; shared ones
-    once. `stepped`: what optimizers step, of which the program may call no module; where most of it
-    is no parameter of a module, it is copies of such."""
+    """Number of parameters of these modules, counting shared ones once and sharded ones as a whole.
+    `stepped`: what the optimizers step. Parameters among it that belong to no module are added,
+    unless they outweigh the others: then they are copies, such as master weights."""
     total = 0
     flat: set[int] = set()
     parts = {id(part): part for module in modules for part in module.modules()}
     for part in parts.values():
-        # of FSDP's first release, where a flat parameter is this rank's share of many
+        # FSDP1: a flat parameter is this rank's shard of several parameters
         parameter = getattr(getattr(part, "_handle", None), "flat_param", None)
         if parameter is not None:
-            whole = getattr(parameter, "_unpadded_unsharded_size", None)
-            total += int(whole.numel()) if whole is not None else 0
+            size = getattr(parameter, "_unpadded_unsharded_size", None)
+            total += int(size.numel()) if size is not None else 0
             flat.update(id(view) for view in getattr(parameter, "_params", None) or ())
             flat.add(id(parameter))
-    own = {id(parameter): parameter for module in modules for parameter in module.parameters()}
-    others = {id(each): each for each in stepped if id(each) not in own and id(each) not in flat}
-    known = [each for each in stepped if id(each) in own]
+    by_id = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    others = {id(each): each for each in stepped if id(each) not in by_id and id(each) not in flat}
+    known = [each for each in stepped if id(each) in by_id]
     if sum(map(_weights_of, others.values())) <= sum(map(_weights_of, known)):
-        own |= others
-    for parameter in own.values():
+        by_id |= others
+    for parameter in by_id.values():
         if id(parameter) in flat:
             continue
-        # of a DTensor this is the whole; DeepSpeed says it so
-        whole = _weights_of(parameter)
+        # the full size, also for a DTensor and DeepSpeed's shards
+        size = _weights_of(parameter)
         if getattr(parameter, "tensor_model_parallel", False):
-            whole *= _megatron_degree()
-        total += whole
+            size *= _megatron_degree()
+        total += size
     return total
 
 
@@ -159,26 +160,26 @@ def _megatron_degree() -> int:
 
 
 def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
-    """All of them."""
+    """All facts, for the report."""
     roots = sorted(seen.roots.values(), key=lambda root: -root.parameters)
-    called = [found for found in (root.ref() for root in roots) if found is not None]
-    stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
+    called = [each for each in (root.ref() for root in roots) if each is not None]
+    stepping = [each for each in (ref() for ref in optimizers.values()) if each is not None]
     stepped = list(parameters_of(stepping))
-    # a teacher, an average of the weights, or a network that computes a loss is called with
-    # gradients, too; of copies that are stepped no module has one
+    # teachers, averaged weights and loss networks are called with gradients too; if the optimizers
+    # step copies, no module has a stepped parameter
     known = {id(parameter) for parameter in stepped}
     own = [module for module in called if any(id(p) in known for p in module.parameters())]
     modules = own or [module for module in called if not is_frozen(module)] or called
     model = modules[0] if modules else None
-    running = is_distributed(torch)
+    is_running = is_distributed(torch)
     return {
         "rank": rank_of(torch),
         "program": program(),
-        "world": int(torch.distributed.get_world_size()) if running else _variable(_WORLDS, 1),
-        "is_distributed": running,
-        "backend": str(torch.distributed.get_backend()) if running else "",
-        # of the whole world alone: torch has no public list of the others
-        "groups": [int(torch.distributed.get_world_size())] if running else [],
+        "world": int(torch.distributed.get_world_size()) if is_running else _variable(_WORLDS, 1),
+        "is_distributed": is_running,
+        "backend": str(torch.distributed.get_backend()) if is_running else "",
+        # the world's group only: torch has no public list of the others
+        "groups": [int(torch.distributed.get_world_size())] if is_running else [],
         "torch": str(torch.__version__),
         "versions": {**versions(torch), **script_version()},
         "files": _own_files() if rank_of(torch) == 0 else {},
@@ -210,13 +211,13 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
 
 
 def is_frozen(module: Any) -> bool:
-    """Whether it has parameters, none of which is trained."""
+    """Whether it has parameters and all are frozen."""
     parameters = list(module.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def of_model(model: Any) -> dict[str, Any]:
-    """Those of a model alone, of a program that is in this process."""
+    """The facts about a model in this process."""
     return _model(model, parameter_count(model), Graph())
 
 
@@ -226,14 +227,14 @@ def _name(value: Any) -> str:
 
 
 def parameters_of(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """What these optimizers step."""
+    """Yields the parameters that these optimizers step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
 
 
 def _optimizer_types(optimizers: list[Any]) -> dict[str, Any]:
-    """Number of weights by type of what the optimizers step."""
+    """Number of weights by data type, of what the optimizers step."""
     types: dict[str, int] = {}
     stepped = {id(parameter): parameter for parameter in parameters_of(optimizers)}
     for parameter in stepped.values():
@@ -243,7 +244,8 @@ def _optimizer_types(optimizers: list[Any]) -> dict[str, Any]:
 
 
 def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
-    """By the backward graph, and by modules that are compiled as a whole or in place."""
+    """Whether the model is compiled, by the backward graph and by modules compiled as a whole or in
+    place."""
     if any("Compiled" in name for name in graph):
         return True
     for root in roots[:8]:
@@ -271,13 +273,13 @@ def _model(model: Any, parameters: int, graph: Graph) -> dict[str, Any]:
         "model": _name(_inner(model)),
         "outermost": _name(model),
         "parameters": parameters,
-        # of FSDP's first release, what is held is a share of it
+        # with FSDP1 the process holds a shard only
         "trainable": parameters * trained // held if held else 0,
         "types": types,
         "wrappers": wrappers,
         "zero_stage": stage,
         "sharded_type": sharded,
-        "offloads": any(map(_waits_on_host, model.modules())),
+        "offloads": any(map(_is_offloaded, model.modules())),
         "attention": str(getattr(config, "_attn_implementation", "") or ""),
         "config": _config(config),
         "shape": _shape(_inner(model), graph),
@@ -287,32 +289,36 @@ def _model(model: Any, parameters: int, graph: Graph) -> dict[str, Any]:
 
 
 def _config(config: Any) -> Any:
-    """What a model of Hugging Face's says of itself; None for others."""
+    """The config of a Hugging Face model; None for other models, or if it is too long."""
     if not getattr(config, "model_type", None):
         return None
     try:
-        found = {name: value for name, value in config.to_dict().items() if name not in _TALKATIVE}
+        found = {
+            name: value
+            for name, value in config.to_dict().items()
+            if name not in _OMITTED_CONFIG_KEYS
+        }
         return found if len(json.dumps(found)) <= MOST_OF_CONFIG else None
     except Exception:
         return None
 
 
 def _is_causal(model: Any, graph: Graph) -> bool | None:
-    """Whether no token sees a later one: as its first backward pass showed, else as its modules
-    say; None where neither does."""
-    said = [
+    """Whether attention is causal, by the first backward pass, else by the modules' flags; None if
+    neither shows it."""
+    flags = [
         flag for m in model.modules() if isinstance(flag := getattr(m, "is_causal", None), bool)
     ]
     causal, full = graph.masks["causal"], graph.masks["full"]
     if causal or full:
-        return causal > full  # a decoder may have a small encoder beside it
-    return all(said) if said else None
+        return causal > full  # a decoder may come with a small encoder
+    return all(flags) if flags else None
 
 
 def _shape(model: Any, graph: Graph) -> dict[str, Any]:
-    """Sizes that a decoder with these modules would have, each by what it is called everywhere;
-    what is missing is not told. `has_head`: whether something projects onto its vocabulary; None
-    where that was not seen."""
+    """Sizes of a decoder with these modules, by the usual config names, without unknown ones; empty
+    if it is not a plain decoder. `has_head`: whether something projects onto its vocabulary; absent
+    if unknown."""
     tables = [
         (int(m.num_embeddings), int(m.embedding_dim))
         for m in model.modules()
@@ -325,8 +331,8 @@ def _shape(model: Any, graph: Graph) -> dict[str, Any]:
         for m in model.modules()
         if _has(m, "in_features", "out_features")
     } | {shape for shape, is_read in graph.matrices.items() if is_read}
-    # positions may have more rows than the vocabulary, which alone has a projection; two classes
-    # are as many as the types of a token
+    # a table of positions may have more rows than the vocabulary, but only the vocabulary has a
+    # projection; a table with two rows may be token types, matched by a classifier of two classes
     heads = [table for table in tables if table in projected and table[0] > 2]
     vocab_size, hidden_size = max(heads, default=max(tables))
     stacks = sorted(_stacks(model, hidden_size), key=len)
@@ -335,41 +341,41 @@ def _shape(model: Any, graph: Graph) -> dict[str, Any]:
     blocks = stacks[-1]
     others = sum(_numel(each) for stack in stacks[:-1] for each in stack)
     if others > OTHER_STACKS * sum(map(_numel, blocks)):
-        return {}  # an encoder beside a decoder, or towers: no decoder of these sizes
-    inside = list(blocks[0].modules())
+        return {}  # encoder and decoder, or several towers
+    block_modules = list(blocks[0].modules())
     widths = [
         int(m.out_features)
-        for m in inside
+        for m in block_modules
         if _has(m, "in_features", "out_features") and m.in_features == hidden_size
     ]
-    back = {
+    widths_back = {
         int(m.in_features)
-        for m in inside
+        for m in block_modules
         if _has(m, "in_features", "out_features") and m.out_features == hidden_size
     }
-    owners = [*inside, model, getattr(model, "config", None)]
-    found = {
+    owners = [*block_modules, model, getattr(model, "config", None)]
+    candidates = {
         "num_layers": len(blocks),
         "hidden_size": hidden_size,
         "vocab_size": vocab_size,
         "positions": sorted(
             {rows for rows, width in tables if width == hidden_size and rows != vocab_size}
         ),
-        # widths into which the stream goes and from which it comes back, wider than itself: those
-        # of an MLP
+        # an MLP's width: hidden_size is projected to it and back
         "ffn_hidden_size": max(
-            [width for width in widths if width in back and width != hidden_size], default=None
+            [width for width in widths if width in widths_back and width != hidden_size],
+            default=None,
         ),
         "num_attention_heads": _number(owners, _HEADS),
         "num_kv_heads": _number(owners, _KV_HEADS),
     }
-    told = {name: value for name, value in found.items() if value}
+    sizes = {name: value for name, value in candidates.items() if value}
     is_seen = bool(heads) or max(tables) in graph.matrices
-    return {**told, "has_head": bool(heads)} if is_seen else told
+    return {**sizes, "has_head": bool(heads)} if is_seen else sizes
 
 
 def _stacks(model: Any, hidden_size: int) -> Any:
-    """The lists of layers of one kind that lie in no other such list."""
+    """Yields the lists of equal layers that are not inside another such list."""
     within: set[int] = set()
     for part in model.modules():
         parts = (
@@ -393,7 +399,7 @@ def _numel(module: Any) -> int:
 
 
 def _weights_of(parameter: Any) -> int:
-    """Weights of a parameter, whole where DeepSpeed has cut it."""
+    """Number of weights of a parameter, also if DeepSpeed has sharded it."""
     return int(getattr(parameter, "ds_numel", 0) or parameter.numel())
 
 
@@ -407,38 +413,40 @@ def _number(owners: list[Any], names: Iterable[str]) -> Any:
 
 
 def _degrees(model: Any) -> dict[str, int]:
-    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them. A
-    dimension that cuts parameters without FSDP, and has no name that says what it is, is a
-    tensor-parallel one."""
-    found: dict[str, int] = {}
+    """Degrees of parallelism, by names of the program's device meshes and by Megatron. A dimension
+    that shards parameters, without FSDP and without a known name, is taken for tensor
+    parallelism."""
+    degrees: dict[str, int] = {}
     is_sharded = any(
         kind.__name__ == "FSDPModule" for m in model.modules() for kind in type(m).__mro__
     )
     for parameter in model.parameters():
         mesh = getattr(parameter, "device_mesh", None)
         names = getattr(mesh, "mesh_dim_names", None)
-        for place, size in enumerate(getattr(mesh, "shape", ())):
-            name = str(names[place]).lower() if names else ""
+        for dimension, size in enumerate(getattr(mesh, "shape", ())):
+            name = str(names[dimension]).lower() if names else ""
             name = _DIMENSIONS.get(name, name)
-            is_known = is_sharded or name in _OF_MEGATRON or any(w in name for w in _OF_DATA)
-            if not is_known and parameter.placements[place].is_shard():
+            is_known = (
+                is_sharded or name in _MEGATRON_DEGREES or any(w in name for w in _DATA_WORDS)
+            )
+            if not is_known and parameter.placements[dimension].is_shard():
                 name = "tp"
             if name:
-                found[name] = int(size)
+                degrees[name] = int(size)
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.mpu")
-    for name, function in _OF_MEGATRON.items():
+    for name, function in _MEGATRON_DEGREES.items():
         try:
-            found[name] = int(getattr(state, function)())
-        except Exception:  # none, an older release, or one that is not set up
+            degrees[name] = int(getattr(state, function)())
+        except Exception:  # no Megatron, an older release, or not initialized
             continue
-    return found
+    return degrees
 
 
 def _inner(model: Any) -> Any:
-    """Below the wrappers."""
+    """The model inside its wrappers."""
     for _ in range(6):
         inside = (getattr(model, name, None) for name in ("module", "_orig_mod", "_forward_module"))
-        # by `is None`: whether a module is true is its length, which a compiled one refuses to tell
+        # `is None`, because a module's truth value is its length, which a compiled one does not have
         below = next(
             (each for each in inside if each is not None and hasattr(each, "parameters")), None
         )
@@ -449,8 +457,8 @@ def _inner(model: Any) -> Any:
 
 
 def _wrappers(model: Any) -> Any:
-    """Names of data-parallel wrappers, the ZeRO stage that they mean (None: none of them is known),
-    and the type that they compute in."""
+    """(names of data-parallel wrappers, their ZeRO stage or None if unknown, the data type they
+    compute in)."""
     names: list[str] = []
     stage, sharded = None, ""
     for part in model.modules():
@@ -476,26 +484,25 @@ def _wrappers(model: Any) -> Any:
     return sorted(set(names)), stage, sharded.replace("torch.", "")
 
 
-def _fsdp2(part: Any, before: Any) -> Any:
-    """Stage and type of a module that `fully_shard` made, by the state that it keeps there."""
+def _fsdp2(part: Any, previous_stage: Any) -> Any:
+    """(ZeRO stage, data type) of a module made by `fully_shard`, by its private state."""
     try:
         state = part._get_fsdp_state()
         policy = getattr(state, "_mp_policy", None)
         group = getattr(state, "_fsdp_param_group", None)
-        keeps = group is not None and group.post_forward_mesh_info is None
-        # the outermost module keeps its own parameters gathered whatever it was told: the ones
-        # below it tell
-        return (2 if keeps and before in (None, 2) else 3), str(
+        keeps_gathered = group is not None and group.post_forward_mesh_info is None
+        # the outermost module always keeps its parameters gathered, so the inner ones decide
+        return (2 if keeps_gathered and previous_stage in (None, 2) else 3), str(
             getattr(policy, "param_dtype", None) or ""
         )
     except Exception:
         return 3, ""
 
 
-def _waits_on_host(part: Any) -> bool:
-    """Whether FSDP keeps this module's parameters on the host between its passes."""
+def _is_offloaded(part: Any) -> bool:
+    """Whether FSDP offloads this module's parameters to the host between passes."""
     policies = [getattr(getattr(part, "cpu_offload", None), "offload_params", False)]
-    with contextlib.suppress(Exception):  # a module that `fully_shard` did not make
+    with contextlib.suppress(Exception):  # not made by `fully_shard`
         group = part._get_fsdp_state()._fsdp_param_group
         policies.append(type(group.offload_policy).__name__ == "CPUOffloadPolicy")
     return policies[-1] is True

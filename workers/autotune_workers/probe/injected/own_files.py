@@ -1,8 +1,8 @@
-"""Your files that this process runs, with hashes of their contents: imported Python files that
-belong to no library, and files that its command and its launchers' commands name.
+"""The user's files that this process runs, with hashes of their contents: imported Python files
+outside of libraries, and files named by its command and its launchers' commands.
 
-A file of more than `MOST_BYTES`, such as data, has its size and modification time instead. Files
-written for this trial and the program itself (`model_facts.script_version`) are left out.
+A file larger than `MOST_BYTES`, such as data, has its size and modification time instead of a hash.
+Files written for this trial and the program itself (`model_facts.script_version`) are left out.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _LIBRARIES = (
     os.path.dirname(os.path.abspath(__file__)),
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torchinductor_",
 )
-"""parts of their files' paths, including those that torch's compiler writes"""
+"""parts of paths of libraries' files, including files written by torch's compiler"""
 _PROBE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def is_library(path: str) -> bool:
-    """Whether a file of Python is a library's, not the program's own."""
+    """Whether a Python file belongs to a library, not to the program."""
     return path.startswith("<") or any(part in path for part in _LIBRARIES)
 
 
 def own_files(program: str) -> dict[str, str]:
-    """By path; files in the program's folder have paths relative to it."""
+    """Hashes by path; paths of files in the program's folder are relative to it."""
     folder, trial = os.path.dirname(program), os.environ.get("AUTOTUNE_TRIAL_DIR", "")
     launch = os.path.dirname(trial) + os.sep if trial else ""
     found: dict[str, str] = {}
@@ -41,8 +41,8 @@ def own_files(program: str) -> dict[str, str]:
         is_ours = path == program or path.startswith(_PROBE) or (launch and path.startswith(launch))
         if is_ours or len(found) >= MOST_FILES or not (contents := _identity(path)):
             continue
-        below = path.startswith(folder + os.sep)
-        found[os.path.relpath(path, folder) if below else path] = contents
+        is_in_folder = path.startswith(folder + os.sep)
+        found[os.path.relpath(path, folder) if is_in_folder else path] = contents
     return found
 
 
@@ -54,9 +54,9 @@ def _imported() -> Iterator[str]:
 
 
 def _named() -> Iterator[str]:
-    """Files in the words of this process's command and of those that launched it, without the
-    programs that they run."""
-    for pid in _launch():
+    """Yields files named in this process's command and in those of its launchers, without
+    executables."""
+    for pid in _launch_processes():
         words = text_of(f"/proc/{pid}/cmdline").split("\0")[1:]
         try:
             where = os.readlink(f"/proc/{pid}/cwd")
@@ -69,8 +69,8 @@ def _named() -> Iterator[str]:
                     yield path
 
 
-def _launch() -> Iterator[int]:
-    """This process and those above it that belong to the launch."""
+def _launch_processes() -> Iterator[int]:
+    """Yields the numbers of this process and its parents within the launch."""
     root, pid = os.environ.get("AUTOTUNE_PROBE_ROOT", ""), os.getpid()
     for _ in range(MOST_PARENTS):
         if pid <= 1 or str(pid) == root:

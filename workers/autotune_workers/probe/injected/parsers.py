@@ -1,13 +1,13 @@
-"""The parsers of command lines: for each library what reads the command, and the options that it
-then has.
+"""Command-line parsers: for each library the function that reads the command, and how to list its
+options.
 
-    PARSERS    module: (what reads it, the words that it reads, the options that it has)
-               what: `Class.method`, or a function of the module; words: None for the program's own command
-    option     names, dest, action (argparse's word, or `override` for `name=value` on a settings file), type, nargs, help, required, off (what makes a flag false),
-               default, const, choices, value (what came of the command)
+    PARSERS    module: (name of the parsing function, function for the words that it parses, function for its options)
+               name: `Class.method`, or a function of the module; words: None for the program's own command
+    option     names, dest, action (argparse's word, or `override` for `name=value` on a settings file), type, nargs, help, required, off (the word that makes a flag false),
+               default, const, choices, value (the parsed value)
 
-transformers' HfArgumentParser, configargparse and simple_parsing read by argparse itself. typer has
-a copy of click, and tyro before 1.0 one of argparse.
+transformers' HfArgumentParser, configargparse and simple_parsing parse with argparse. typer has a
+copy of click, and tyro before 1.0 one of argparse.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
 
     Words = Callable[..., Any]
     Options = Callable[[Any, tuple[Any, ...], Any], Iterable[dict[str, Any]]]
-    """of the library's module, the arguments of the call, and what it gave"""
+    """lists the options, given the library's module, the arguments of the parsing call, and its
+    result"""
 
 OVERRIDE = "override"
-_UNTOLD = ("_HelpAction", "_VersionAction")
+_IGNORED_ACTIONS = ("_HelpAction", "_VersionAction")
 _TYPES = {"integer": "int", "text": "str", "boolean": "bool"}
-"""click's names of types"""
-_OF_TYRO = {
+"""Python types by click's names"""
+_TYRO_ACTIONS = {
     "store_true": "_StoreTrueAction",
     "store_false": "_StoreFalseAction",
     "boolean_optional_action": "BooleanOptionalAction",
 }
 
 
-def _option(names: Iterable[Any], dest: Any, **told: Any) -> dict[str, Any]:
-    known = {"action": "_StoreAction", "type": "", "nargs": None, "help": "", "required": False}
-    return {"names": list(map(str, names)), "dest": str(dest), **known, **told}
+def _option(names: Iterable[Any], dest: Any, **values: Any) -> dict[str, Any]:
+    defaults = {"action": "_StoreAction", "type": "", "nargs": None, "help": "", "required": False}
+    return {"names": list(map(str, names)), "dest": str(dest), **defaults, **values}
 
 
 def _of_argparse(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
     parser, namespace = given[0], found[0]
-    # its own options stand before the subparser's name
+    # its own options precede the subparser's name
     if not any(isinstance(each, module._SubParsersAction) for each in parser._actions):
         yield from _of_actions(module, parser, lambda dest: getattr(namespace, dest, None))
 
@@ -49,12 +50,12 @@ def _of_actions(
 ) -> Iterator[dict[str, Any]]:
     for action in parser._actions:
         kinds = type(action).__mro__
-        of = next(each.__name__ for each in kinds if each.__module__ == module.__name__)
-        if of not in _UNTOLD:
+        argparse_class = next(each.__name__ for each in kinds if each.__module__ == module.__name__)
+        if argparse_class not in _IGNORED_ACTIONS:
             yield _option(
                 action.option_strings,
                 action.dest,
-                action=of,
+                action=argparse_class,
                 type=getattr(action.type, "__name__", ""),
                 nargs=action.nargs,
                 help=action.help,
@@ -79,13 +80,13 @@ def _of_jsonargparse(module: Any, given: tuple[Any, ...], found: Any) -> Iterato
 
 
 def _of_draccus(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
-    """Its actions, whose types and defaults it clears as it parses; the values are those of the
-    dataclass."""
+    """The options from its actions, with types and values of the dataclass, because parsing clears
+    the actions' types and defaults."""
     import argparse
 
     for option in _of_actions(argparse, given[0].parser, lambda dest: _at(found[0], dest)):
         value = option["value"]
-        # `--model`, before `--model.size`, takes a file of these
+        # `--model`, next to `--model.size`, takes a file of settings
         if not hasattr(value, "__dataclass_fields__") and option["dest"] != "config_path":
             del option["default"]
             yield {**option, "type": type(value).__name__}
@@ -99,53 +100,53 @@ def _at(value: Any, path: str) -> Any:
 
 def _of_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
     spec, values = given[1], found[0]
-    # options of the last subcommand alone may stand at the end of the command
+    # at the end of a command only options of the last subcommand are valid
     while below := list(spec.subparsers_from_intern_prefix.items()):
-        prefix, of = below[-1]
+        prefix, subparsers = below[-1]
         name = values.get(module._strings.make_subparser_dest(prefix))
-        if name not in of.parser_from_name:
+        if name not in subparsers.parser_from_name:
             return
-        spec = of.parser_from_name[name].evaluate()
+        spec = subparsers.parser_from_name[name].evaluate()
     for each in spec.get_args_including_children():
         yield from _of_tyro_argument(each.arg, values)
 
 
 def _of_old_tyro(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
-    """Before 1.0: its own copy of argparse reads; it knows no types and defaults, which the fields
-    have."""
+    """The options of tyro before 1.0, which parses with a copy of argparse. Types and defaults are
+    in the fields only."""
     parsers = [given[0]._parser_specification]
     if parsers[0].subparsers is not None:
         return
     for spec in parsers:
         parsers += spec.child_from_prefix.values()
-        for argument in spec.args:
-            yield from _of_tyro_argument(argument, vars(found[0]))
+        for each in spec.args:
+            yield from _of_tyro_argument(each, vars(found[0]))
 
 
 def _of_tyro_argument(argument: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    how = argument.lowered
+    lowered = argument.lowered
     is_positional = getattr(argument, "is_positional", None) or argument.field.is_positional
-    if how.instance_from_str is None or is_positional() or argument.is_suppressed():
+    if lowered.instance_from_str is None or is_positional() or argument.is_suppressed():
         return
-    names, default = list(how.name_or_flags), argument.field.default
+    names, default = list(lowered.name_or_flags), argument.field.default
     off = [name for name in names if name.rpartition(".")[2].lstrip("-").startswith("no-")]
-    action = _OF_TYRO.get(how.action, "_StoreAction")
-    if getattr(how.action, "__name__", "") == "BooleanOptionalAction":
+    action = _TYRO_ACTIONS.get(lowered.action, "_StoreAction")
+    if getattr(lowered.action, "__name__", "") == "BooleanOptionalAction":
         action = "BooleanOptionalAction"
     if action == "BooleanOptionalAction" and not off:
         head, dot, last = names[-1].rpartition(".")
         off = [f"{head}{dot}no-{last}" if dot else f"--no-{last[2:]}"]
-    value = values.get(how.dest, default)
+    value = values.get(lowered.dest, default)
     yield _option(
         [name for name in names if name not in off] or names,
-        how.dest,
+        lowered.dest,
         action=action,
         type=getattr(argument.field.type_stripped, "__name__", ""),
-        nargs=0 if how.action else how.nargs,
-        required=bool(how.required),
+        nargs=0 if lowered.action else lowered.nargs,
+        required=bool(lowered.required),
         off=off[0] if off else None,
         default=default,
-        choices=how.choices,
+        choices=lowered.choices,
         value=default if type(value).__module__ == "tyro._singleton" else value,
     )
 
@@ -154,10 +155,10 @@ def _of_click(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[
     command, context = given[:2]
     if hasattr(
         command, "list_commands"
-    ):  # a group, whose own options stand before the name of a command
+    ):  # a group, whose own options precede the name of a command
         return
     for each in command.params:
-        # typer's copy has a description of the annotation in place of a type
+        # typer's copy has a descriptor of the annotation instead of a type
         kind = getattr(each, "type", None) or each.type_descriptor
         name = str(getattr(kind, "name", "") or getattr(kind.annotation, "__name__", ""))
         off = each.secondary_opts[:1]
@@ -179,7 +180,7 @@ def _of_click(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[
 
 
 def _nargs(each: Any, is_option: bool) -> Any:
-    """As argparse has them."""
+    """Number of arguments in argparse's notation."""
     if each.nargs < 0:
         return "*"
     return each.nargs if is_option or each.required or each.nargs > 1 else "?"
@@ -190,9 +191,9 @@ def _of_absl(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[s
     for name in flags:
         flag = flags[name]
         is_own = str(flags.find_module_defining_flag(name)).partition(".")[0] != "absl"
-        if not is_own or name != flag.name:  # a short name has an entry of its own
+        if not is_own or name != flag.name:  # a short name has its own entry
             continue
-        if hasattr(flag.value, "to_dict"):  # ml_collections' settings, each of them an option
+        if hasattr(flag.value, "to_dict"):  # settings of ml_collections, each of which is an option
             for path, value in _leaves(flag.value.to_dict()):
                 key, kind = f"{name}.{path}", type(value).__name__
                 yield _option([f"--{key}"], key, type=kind, value=value)
@@ -214,37 +215,37 @@ def _of_absl(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[s
 
 
 def _of_fire(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
-    """The parameters of the function or class that it is about to call."""
+    """The parameters of the function or class that fire is about to call."""
     spec = module.inspectutils.GetFullArgSpec(given[0])
     last = range(-len(spec.defaults), 0)
-    defaults = {spec.args[place]: spec.defaults[place] for place in last}
+    defaults = {spec.args[index]: spec.defaults[index] for index in last}
     defaults.update(spec.kwonlydefaults)
     names = [*spec.args, *spec.kwonlyargs]
     for name in names:
         is_only = [each[0] for each in names].count(name[0]) == 1
         kind = spec.annotations.get(name, type(defaults.get(name)))
-        told = {"default": defaults[name]} if name in defaults else {}
+        known_default = {"default": defaults[name]} if name in defaults else {}
         yield _option(
             [f"--{name}", *([f"-{name[0]}"] if is_only else [])],
             name,
             type=getattr(kind, "__name__", ""),
             required=name not in defaults,
-            **told,
+            **known_default,
         )
 
 
-_TOLD_BY_COMMAND: list[Any] = []
-"""what OmegaConf made of the program's words"""
+_PARSED_FROM_COMMAND: list[Any] = []
+"""settings that OmegaConf parsed from the program's command"""
 
 
 def _of_words(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
-    _TOLD_BY_COMMAND.append(found)
+    _PARSED_FROM_COMMAND.append(found)
     yield from ()
 
 
 def _if_of_command(*given: Any, **named: Any) -> Any:
-    """The command where its words are merged with settings; no words where other settings are."""
-    return None if any(each is told for each in given for told in _TOLD_BY_COMMAND) else ()
+    """None (the program's command) if parsed settings of the command are merged, else no words."""
+    return None if any(each is parsed for each in given for parsed in _PARSED_FROM_COMMAND) else ()
 
 
 def _of_settings(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[dict[str, Any]]:
@@ -255,7 +256,7 @@ def _of_settings(module: Any, given: tuple[Any, ...], found: Any) -> Iterator[di
 
 
 def _leaves(settings: Any) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what is no mapping."""
+    """Yields (dotted path, value) of each value that is not a mapping."""
     todo = list(settings.items())
     for path, value in todo:
         if isinstance(value, dict):
@@ -264,17 +265,18 @@ def _leaves(settings: Any) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def _args(place: int) -> Words:
-    """The words of a method that is given them as `args`, or there among its arguments."""
+def _args(position: int) -> Words:
+    """Returns a function that gets a parsing call's words: its argument `args`, or the one at this
+    position."""
 
     def words(*given: Any, **named: Any) -> Any:
-        return named.get("args", given[place] if len(given) > place else None)
+        return named.get("args", given[position] if len(given) > position else None)
 
     return words
 
 
 def _of_context(command: Any, context: Any, words: Any) -> Any:
-    """click's: those of a subcommand are what the group left, which may be none."""
+    """The words of a click command: None for a subcommand, whose words the group left over."""
     return None if context.parent is not None else words
 
 
@@ -282,8 +284,8 @@ def _behind_program(flags: Any, words: Any, *given: Any, **named: Any) -> Any:
     return list(words)[1:]
 
 
-def _own(*given: Any, **named: Any) -> None:
-    """Nothing: it is called for the program's own command alone."""
+def _always_command(*given: Any, **named: Any) -> None:
+    """None: the function is only called for the program's own command."""
 
 
 _CLICK = ("Command.parse_args", _of_context, _of_click)
@@ -296,12 +298,12 @@ PARSERS: dict[str, list[tuple[str, Words, Options]]] = {
     "click.core": [_CLICK],
     "typer._click.core": [_CLICK],
     "absl.flags._flagvalues": [("FlagValues.__call__", _behind_program, _of_absl)],
-    "fire.core": [("_MakeParseFn", _own, _of_fire)],
+    "fire.core": [("_MakeParseFn", _always_command, _of_fire)],
     "hydra._internal.config_loader_impl": [
-        ("ConfigLoaderImpl.load_configuration", _own, _of_settings)
+        ("ConfigLoaderImpl.load_configuration", _always_command, _of_settings)
     ],
     "omegaconf.omegaconf": [
-        ("OmegaConf.from_cli", _own, _of_words),
+        ("OmegaConf.from_cli", _always_command, _of_words),
         ("OmegaConf.merge", _if_of_command, _of_settings),
     ],
 }

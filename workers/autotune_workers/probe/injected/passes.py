@@ -1,12 +1,12 @@
-"""Calls of the outermost modules between two optimizer steps: which of them count, and how many
-sequences they were given.
+"""Counts calls of the outermost modules between two optimizer steps, and their numbers of
+sequences.
 
-counts         a call whose result gets a gradient; where no result tells, each call that may
-counts not     one that trains nothing (a frozen teacher), and one on the very tensor of a call before it in the step, as optimizers make that look at
-               their loss several times (LBFGS, SAM). Data that stays the same from step to step counts each time
-sequences      leading dimension of an integer tensor of two dimensions where there is one, else of the first tensor; the second dimension in a module
-               that hands it on as such (`batch_first`). Nothing where no other tensor of the input fits it, as with the edges of a graph
-micro-batch    several calls before each backward pass, as of two towers, are one
+counted        calls whose results get gradients; if no result shows that, all calls that may train
+not counted    calls that train nothing (a frozen teacher), and calls on the same tensor as an earlier call of the step, by optimizers that evaluate
+               the loss several times (LBFGS, SAM). Data that is the same in every step is counted in each
+sequences      leading dimension of a two-dimensional integer tensor if there is one, else of the first tensor; the second dimension in a module
+               with `batch_first=False`. Unknown if no other tensor of the input matches it, as with the edges of a graph
+micro-batch    several calls before one backward pass, as of two towers, are one
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_ROOTS, MOST_PARTS, DEEPEST = 256, 16, 3
 
 
 class Count:
-    """Calls of one module, in a step."""
+    """Number of calls of a module in a step, with their sequences and tokens."""
 
     __slots__ = ("calls", "sequences", "tokens")
 
@@ -32,14 +32,14 @@ class Count:
         self.calls = self.sequences = self.tokens = 0
 
     def add(self, call: Call) -> None:
-        """One more."""
+        """Adds a call."""
         self.calls += 1
         self.sequences += call.sequences
         self.tokens += call.tokens
 
 
 class Root:
-    """A module that the program calls itself."""
+    """A module that the program calls directly."""
 
     def __init__(self, module: Any) -> None:
         self.ref = weakref.ref(module)
@@ -50,44 +50,44 @@ class Root:
         self.step_ends()
 
     def step_ends(self) -> None:
-        """A new step begins."""
+        """Resets the counts for a new step."""
         self.made, self.used = Count(), Count()
-        """calls, and those whose results got a gradient"""
-        self._before, self._now = self._now, {}
+        """all calls that may train, and those whose results got a gradient"""
+        self._calls_before, self._now = self._now, {}
 
     def has_had(self, tensor: Any) -> bool:
-        """Whether a call of this step was given this very tensor, which none of the step before
-        was."""
+        """Whether an earlier call of this step had this same tensor, and none of the previous step
+        had."""
         if tensor.is_inference():
             return False
         version = tensor._version
         had, had_before = (
             known is not None and known[0]() is tensor and known[1] == version
-            for known in (self._now.get(id(tensor)), self._before.get(id(tensor)))
+            for known in (self._now.get(id(tensor)), self._calls_before.get(id(tensor)))
         )
         self._now[id(tensor)] = weakref.ref(tensor), version
         return had and not had_before
 
 
 class Call:
-    """A call of such a module with gradients."""
+    """A call of such a module with gradients enabled."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
         self.tensor: Any = None
-        """the one that tells its size"""
+        """the tensor that shows the batch size; None if not found"""
         self.is_open = True
-        """whether that may still be found further inside"""
+        """whether an inner module's input may still show the size"""
         self.tokens = 0
         self._is_used = False
 
     @property
     def sequences(self) -> int:
-        """How many it was given; 0: not known."""
+        """Number of sequences; 0 if unknown."""
         return 0 if self.tensor is None else int(self.tensor.shape[self.root.has_length_first])
 
     def look(self, torch: Any, module: Any, args: Any) -> None:
-        """Looks at the input of a module, itself or further inside."""
+        """Reads the size from the input of the module or of an inner one."""
         if self.is_open:
             self.tensor, self.is_open = sizing(torch, args)
             if self.tensor is not None and _are_tokens(torch, self.tensor):
@@ -98,7 +98,8 @@ class Call:
                 self.root.has_length_first = True
 
     def ends(self, torch: Any, result: Any) -> None:
-        """It is done: it counts now, or once its result gets a gradient. None: it has failed."""
+        """Call when it returns: it is counted now, or once its result gets a gradient. `result`:
+        None if it raised."""
         if result is None:
             return
         results = [t for t in tensors(torch, result) if t.is_floating_point() or t.is_complex()]
@@ -120,7 +121,7 @@ class Call:
 
 
 def tensors(torch: Any, value: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors in an argument or a result, the first ones."""
+    """Yields the tensors in an argument or a result, up to limits of size and depth."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < DEEPEST:
@@ -133,7 +134,8 @@ def tensors(torch: Any, value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def sizing(torch: Any, value: Any) -> tuple[Any, bool]:
-    """The tensor that tells the size of an input, if any, and whether another input may tell it."""
+    """(tensor that shows the size of an input or None, whether another module's input may show
+    it)."""
     found = list(tensors(torch, value))
     large = [tensor for tensor in found if tensor.dim() >= 2]
     tokens = next((tensor for tensor in large if _are_tokens(torch, tensor)), None)
@@ -152,29 +154,32 @@ def _are_tokens(torch: Any, tensor: Any) -> bool:
 def counted(
     roots: Iterable[Root], *, backwards: int, loaded: int, takes_turns: bool
 ) -> tuple[int, list[int], int | None]:
-    """Micro-batches, possible numbers of sequences (the likeliest first) and tokens since the last
-    step. `loaded`: samples that data loaders gave; `takes_turns`: other optimizers have stepped in
-    it, each of which may have computed on the same sequences."""
+    """(micro-batches, possible numbers of sequences with the most likely first, tokens or None)
+    since the last step. `loaded`: number of samples from data loaders. `takes_turns`: whether other
+    optimizers stepped meanwhile, each of which may have used the same sequences."""
     roots = list(roots)
-    counts = [(_weight(root), root.used) for root in roots if root.used.calls]
-    counts = counts or [(_weight(root), root.made) for root in roots if root.made.calls]
+    counts = [(_training_priority(root), root.used) for root in roots if root.used.calls]
+    counts = counts or [(_training_priority(root), root.made) for root in roots if root.made.calls]
     if not counts:
         return backwards, [loaded] if loaded else [], None
     main = max(counts, key=lambda each: each[0])[1]
     sequences: list[int] = []
     for count in sorted((count for _, count in counts), key=lambda count: count is not main):
         if count.sequences:
-            several = backwards and count.calls % backwards == 0
-            sequences += [count.sequences * backwards // count.calls] if several else []
+            is_multiple = backwards and count.calls % backwards == 0
+            sequences += [count.sequences * backwards // count.calls] if is_multiple else []
             sequences.append(count.sequences)
             sequences += [count.sequences // count.calls] if takes_turns else []
     if loaded in sequences:
         sequences.insert(0, loaded)
-    is_told = (count.tokens for _, count in counts if count.tokens and count.calls == main.calls)
+    tokens_found = (
+        count.tokens for _, count in counts if count.tokens and count.calls == main.calls
+    )
     micro = backwards if backwards and main.calls % backwards == 0 else main.calls
-    return micro, list(dict.fromkeys(sequences)), next(is_told, None)
+    return micro, list(dict.fromkeys(sequences)), next(tokens_found, None)
 
 
-def _weight(root: Root) -> tuple[bool, int]:
-    """What makes it the one that is trained: another may be larger, as one that computes a loss."""
+def _training_priority(root: Root) -> tuple[bool, int]:
+    """Sort key for the trained module: not frozen, then the most parameters. A frozen one that
+    computes a loss may be larger."""
     return not root.is_frozen, root.parameters

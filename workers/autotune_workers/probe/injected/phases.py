@@ -1,15 +1,14 @@
-"""What the thread that trains does, and what that costs it: for each phase of a step the time, the
-processor time, and the time that it waited for a processor.
+"""Measures the phases of a step in the training thread: for each the elapsed time, the processor
+time, and the time spent waiting for a processor.
 
     data, forward, backward, optimizer, evaluation, checkpoint    from the hooks of `training`
-    collective                                                    of the native trainer alone, which knows when it waits for others
+    collective                                                    of the native trainer only, which knows when it waits for other ranks
     rest                                                          between them
 
-Time in a phase that is inside another one belongs to the inner one. What is neither processor time
-nor waiting for a processor was spent blocked: in a collective, on a disk, in a sleep, or stopped
-from outside.
+Time in a nested phase counts for the inner one. Time that is neither processor time nor waiting for
+a processor was spent blocked: in a collective, on a disk, sleeping, or stopped from outside.
 
-    delay    /proc/thread-self/schedstat (the kernel's sched-stats): nanoseconds on a run queue; 0 where the kernel does not count them
+    delay    /proc/thread-self/schedstat (the kernel's sched-stats): nanoseconds on a run queue; 0 if the kernel does not count them
 """
 
 from __future__ import annotations
@@ -36,36 +35,36 @@ REST, DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECKPOINT, COLLECTIVE = r
 
 
 class Phases:
-    """The phases of the thread that trains, since the last `take`."""
+    """Phases of the training thread since the last `take`."""
 
     def __init__(self) -> None:
         self.thread = 0
-        """the one that trains; 0: not known yet"""
+        """identifier of the training thread; 0 if unknown"""
         self.stack = [REST]
         self.left = REST
-        """the phase that ended last"""
+        """the last phase that ended"""
         self.on_gap_end: Any = None
-        """called with the phase that begins after a gap behind a backward pass"""
+        """called with the phase that begins after a gap following a backward pass"""
         self._sums = [[0.0, 0.0, 0.0] for _ in NAMES]
         self._file = -1
         self._at = (0.0, 0.0, 0.0)
 
     def begin(self) -> None:
-        """This thread is the one that trains."""
+        """Starts measuring the current thread as the training thread."""
         self.thread = threading.get_ident()
         with contextlib.suppress(OSError):
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._at = self._now()
 
     def close(self) -> None:
-        """No thread trains any more."""
+        """Stops measuring."""
         self.thread = 0
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def enter(self, phase: int) -> None:
-        """A phase begins."""
+        """Begins a phase."""
         if threading.get_ident() == self.thread:
             self._count()
             if self.left == BACKWARD and self.on_gap_end is not None and len(self.stack) == 1:
@@ -73,7 +72,7 @@ class Phases:
             self.stack.append(phase)
 
     def leave(self, phase: int) -> None:
-        """It ends, and whatever began in it and raised."""
+        """Ends the phase, and nested phases that ended by an exception."""
         if threading.get_ident() == self.thread and phase in self.stack:
             self._count()
             while self.stack.pop() != phase:
@@ -81,24 +80,24 @@ class Phases:
             self.left = phase
 
     def take(self) -> dict[str, list[float]]:
-        """By name of a phase: seconds, of them on a processor, of them waiting for one; phases that
-        did not occur are left out."""
+        """Returns and resets the sums: by phase name [elapsed seconds, processor seconds, seconds
+        waiting for a processor], without phases that did not occur; empty in other threads."""
         if threading.get_ident() != self.thread:
             return {}
         self._count()
-        found = {
-            NAMES[at]: [round(max(0.0, value), 6) for value in sums]
-            for at, sums in enumerate(self._sums)
+        sums_by_name = {
+            NAMES[index]: [round(max(0.0, value), 6) for value in sums]
+            for index, sums in enumerate(self._sums)
             if sums[0] > 0
         }
         self._sums = [[0.0, 0.0, 0.0] for _ in NAMES]
-        return found
+        return sums_by_name
 
     def _count(self) -> None:
         before, self._at = self._at, self._now()
         sums = self._sums[self.stack[-1]]
-        for at in range(3):
-            sums[at] += self._at[at] - before[at]
+        for index in range(3):
+            sums[index] += self._at[index] - before[index]
 
     def _now(self) -> tuple[float, float, float]:
         delay_s = self._at[2]
@@ -110,13 +109,13 @@ class Phases:
                 ValueError,
                 IndexError,
             ):
-                # the program closed it, and may have opened another file there
+                # the program closed the descriptor, and may have reused it
                 self._file = -1
         return (time.monotonic(), time.thread_time(), delay_s)
 
 
 class Phase:
-    """A phase for the length of a block."""
+    """Context manager for a phase."""
 
     __slots__ = ("_phase", "_phases")
 
@@ -131,16 +130,16 @@ class Phase:
 
 
 def time_function(module: Any, name: str, phase: int, phases: Callable[[], Phases | None]) -> None:
-    """Counts the time of the module's function as time of the phase. `phases`: the phases of this
-    process, which are new after a fork; None before the process trains."""
+    """Wraps the module's function so that its time counts for the phase. `phases`: returns the
+    phases of this process, which are new after a fork; None before the process trains."""
     run = getattr(module, name, None)
     if run is None:
         return
 
     @functools.wraps(run)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        now = phases()
-        with contextlib.nullcontext() if now is None else Phase(now, phase):
+        current = phases()
+        with contextlib.nullcontext() if current is None else Phase(current, phase):
             return run(*args, **kwargs)
 
     setattr(module, name, timed)

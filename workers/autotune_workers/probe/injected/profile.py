@@ -1,22 +1,21 @@
-"""Where step time goes, from steps under torch's profiler.
+"""Breaks down the step time by cause, from steps under torch's profiler.
 
-    compute          some kernel of the model runs (on a CPU: some operator)
+    compute          a kernel of the model runs (on a CPU: an operator)
     optimizer        clipping and update
     communication    a collective runs and nothing is computed: the exposed part
     bubble           a pipeline rank waits for its neighbor: a send or receive runs and nothing is computed
-    input            a data loader is drawn from: on a GPU, where the GPU has nothing to do meanwhile
+    input            a batch is drawn from a data loader; on a GPU only while the GPU is idle
     host             the rest: Python, launches, waiting for a slow peer before a collective begins
 
-Each instant of the step belongs to one of them: on a CPU the first in the order optimizer, input,
-compute, bubble, communication, host; on a GPU input comes before host alone. So they add up to the
-step. Communication that runs while something is computed costs no time of its own:
-`communication_overlapped` is told beside them. A profiled step is slower than others: shares are
-meant, not seconds. Without a pipeline every send belongs to a collective (the all-to-all of experts
-is made of them). On a GPU kernels count, and of the spans that mark a region of code only the
-optimizer's: the others would hide its gaps.
+Each instant of the step belongs to one cause: on a CPU the first in the order optimizer, input,
+compute, bubble, communication, host; on a GPU input comes just before host. So the causes add up to
+the step. Communication during computation costs no time; it is reported separately as
+`communication_overlapped`. A profiled step is slower than others, so use the shares, not the
+seconds. Without a pipeline every send belongs to a collective (experts' all-to-all consists of
+them). On a GPU kernels are used, and of the spans that mark regions of code only the optimizer's,
+because the others would hide gaps.
 
-Like the rest of the probe it needs nothing but the standard library until the program has imported
-torch.
+Like the rest of the probe it needs only the standard library until the program has imported torch.
 """
 
 from __future__ import annotations
@@ -40,34 +39,34 @@ STEP = "autotune.step"
 OPTIMIZER = "autotune.optimizer"
 INPUT = "autotune.input"
 LAUNCHES = ("cudaLaunch", "cuLaunch")
-"""calls that launch a kernel"""
+"""prefixes of calls that launch a kernel"""
 ASKED = "AUTOTUNE_PROBE_PROFILE"
-"""number of steps that are to be profiled; 0 or absent: none"""
+"""environment variable with the number of steps to profile; 0 or absent: none"""
 FIRST = 8
-"""steps that pass before: the first ones build and compile"""
+"""number of steps before the profile: the first ones build and compile"""
 SETTLING = 2
-"""steps after it that count for nothing: the events are read within the first of them, on the
+"""number of steps after the profile that are ignored: the events are read within the first, on the
 slowest rank within the second"""
 MOST_KERNELS = 5
-"""the longest, by name"""
+"""number of kernels that are reported by name"""
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds of one rank's step."""
+    """Breakdown of one rank's step time, seconds."""
 
     parts_s: Mapping[str, float]
-    """by cause; adds up to the step"""
+    """seconds by cause; they add up to the step"""
     overlapped_s: float
-    """communication hidden behind computation"""
+    """seconds of communication during computation"""
     launch_delay_s: float | None = None
-    """median time from the call that launches a kernel to its start: microseconds where the GPU
-    waits for the host, much more where the host runs ahead; None where there are none"""
+    """median time from the call that launches a kernel to its start, seconds: microseconds if the
+    GPU waits for the host, much more if the host runs ahead; None if there are none"""
     longest_s: Mapping[str, float] | None = None
-    """kernels (on a CPU: operators) by name, those that take longest in all"""
+    """seconds by name of the kernels (on a CPU: operators) with the largest total time"""
 
     def over(self, steps: int) -> Breakdown:
-        """Of one of so many steps that were profiled together."""
+        """The breakdown per step, of `steps` steps profiled together."""
         return replace(
             self,
             parts_s={cause: s / steps for cause, s in self.parts_s.items()},
@@ -77,7 +76,7 @@ class Breakdown:
 
 
 class Profile:
-    """One profile: from `begin` to `end`."""
+    """One profile, from `begin` to `end`."""
 
     def __init__(self, torch: Any, *, on_gpu: bool) -> None:
         self._torch, self._on_gpu = torch, on_gpu
@@ -87,21 +86,22 @@ class Profile:
             *([profiler.ProfilerActivity.CUDA] if on_gpu else []),
         ]
         self._profiler = profiler.profile(activities=kinds)
-        self._whole = profiler.record_function(STEP)
+        self._step_mark = profiler.record_function(STEP)
 
     def begin(self) -> None:
-        """Whatever was asked of the device before is done. Raises `RuntimeError` where another
+        """Starts the profile after waiting for the device. Raises `RuntimeError` if another
         profiler runs, which this one would end."""
         if self._torch.autograd._profiler_enabled():
             raise RuntimeError("the program's own profiler was running")
         self._synchronize()
         self._profiler.start()
-        self._whole.__enter__()
+        self._step_mark.__enter__()
 
     def end(self, *, pipelined: bool) -> Breakdown:
-        """`pipelined`: whether ranks wait for their neighbors' layers."""
+        """Ends the profile and returns its breakdown. `pipelined`: whether ranks wait for other
+        pipeline stages."""
         self._synchronize()
-        self._whole.__exit__(None, None, None)
+        self._step_mark.__exit__(None, None, None)
         self._profiler.stop()
         return breakdown(self._profiler.events(), on_gpu=self._on_gpu, pipelined=pipelined)
 
@@ -111,7 +111,8 @@ class Profile:
 
 
 class AskedProfile:
-    """The profile of a program whose steps the probe sees, where `ASKED` names how many."""
+    """Profiles a program whose steps the probe observes, if the variable `ASKED` sets a number of
+    steps."""
 
     def __init__(self, torch: Any) -> None:
         asked = os.environ.get(ASKED, "")
@@ -122,38 +123,38 @@ class AskedProfile:
         self._marks: list[tuple[str, Any]] = []
         self._has_passes_inside = False
         self._thread = 0
-        """the one that trains, whose regions alone are marked: marks of one thread end in their
-        order"""
+        """identifier of the training thread; only its regions are marked, because marks must be
+        nested"""
         self._settling = 0
 
     def enter(self, name: str) -> None:
-        """A region begins that is marked by this name."""
+        """Begins a region marked by this name."""
         if self._profile is not None and threading.get_ident() == self._thread:
             mark = self._torch.profiler.record_function(name)
             self._marks.append((name, mark))
             mark.__enter__()
 
     def leave(self) -> None:
-        """The last one ends."""
+        """Ends the last region."""
         if self._marks and threading.get_ident() == self._thread:
             self._marks.pop()[1].__exit__(None, None, None)
 
     def pass_begins(self) -> None:
-        """A forward or backward pass within the optimizer's step, as Lightning's closure has them,
-        is no part of it."""
+        """Ends the optimizer's region when a forward or backward pass begins in it, as in
+        Lightning's closure."""
         if self._marks and self._marks[-1][0] == OPTIMIZER:
             self.leave()
             self._has_passes_inside = True
 
     def pass_ends(self) -> None:
-        """A backward pass has ended; the optimizer goes on where its step had begun before."""
+        """Resumes the optimizer's region after a pass that interrupted it."""
         if self._has_passes_inside:
             self._has_passes_inside = False
             self.enter(OPTIMIZER)
 
     def step(self, count: int, *, pipelined: bool) -> dict[str, Any] | None:
-        """At the end of the step of this number: begins the profile, or ends it and returns what is
-        reported of it."""
+        """Call at the end of each step. Begins the profile, or ends it and returns its report; None
+        otherwise."""
         if not self._left or count < FIRST:
             return None
         if self._profile is None:
@@ -171,21 +172,20 @@ class AskedProfile:
         while self._marks:
             self.leave()
         profile, self._profile, self._settling = self._profile, None, SETTLING
-        seen = profile.end(pipelined=pipelined).over(self._steps)
+        per_step = profile.end(pipelined=pipelined).over(self._steps)
         return {
-            "parts_s": {**seen.parts_s, "communication_overlapped": seen.overlapped_s},
-            "launch_delay_s": seen.launch_delay_s,
-            "longest_s": seen.longest_s,
+            "parts_s": {**per_step.parts_s, "communication_overlapped": per_step.overlapped_s},
+            "launch_delay_s": per_step.launch_delay_s,
+            "longest_s": per_step.longest_s,
             "steps": self._steps,
         }
 
     def is_busy(self, count: int) -> bool:
-        """Whether what the training is found at behind the step of this number is the profiler's
-        work, or slowed by it."""
+        """Whether samples after this step would show the profiler's work, or are slowed by it."""
         return self._settling > 0 or (self._left > 0 and count >= FIRST)
 
     def disturbs(self) -> bool:
-        """Whether the step that ends now took longer because of it; called once a step."""
+        """Whether the profile slowed the step that ends now; call once per step."""
         if self._profile is not None:
             return True
         settles = self._settling > 0
@@ -196,31 +196,35 @@ class AskedProfile:
 def partition(
     window: Interval, intervals: Mapping[str, Iterable[Interval]], order: Iterable[str] = ON_GPU
 ) -> Breakdown:
-    """Cuts the window (start, end) among the causes that have intervals in it; what none covers is
+    """Divides the window (start, end) among the causes with intervals in it; uncovered time is
     `host`."""
     parts: dict[str, float] = {}
     covered: list[Interval] = []
     for cause in order:
-        mine = _merge(_clip(intervals.get(cause, ()), window))
-        together = _merge([*covered, *mine])
-        parts[cause] = _less(_length(together), _length(covered))
-        covered = together
-    parts["host"] = _less(window[1] - window[0], _length(covered))
-    busy = _merge(_clip([*intervals.get("optimizer", ()), *intervals.get("compute", ())], window))
-    talk = _merge(
+        of_cause = _merge(_clip(intervals.get(cause, ()), window))
+        merged = _merge([*covered, *of_cause])
+        parts[cause] = _difference(_length(merged), _length(covered))
+        covered = merged
+    parts["host"] = _difference(window[1] - window[0], _length(covered))
+    computing = _merge(
+        _clip([*intervals.get("optimizer", ()), *intervals.get("compute", ())], window)
+    )
+    communicating = _merge(
         _clip([*intervals.get("bubble", ()), *intervals.get("communication", ())], window)
     )
-    overlapped = _less(_length(busy) + _length(talk), _length(_merge([*busy, *talk])))
+    overlapped = _difference(
+        _length(computing) + _length(communicating), _length(_merge([*computing, *communicating]))
+    )
     return Breakdown(parts_s=parts, overlapped_s=overlapped)
 
 
 def breakdown(events: Iterable[Any], *, on_gpu: bool, pipelined: bool) -> Breakdown:
-    """What the profiler's events (`FunctionEvent`) say of the step."""
+    """The breakdown of a step, from the profiler's events (`FunctionEvent`)."""
     window: Interval = (0.0, 0.0)
     intervals: dict[str, list[Interval]] = {cause: [] for cause in ON_GPU}
     launched: dict[int, float] = {}
     started: dict[int, float] = {}
-    names: dict[str, float] = {}
+    seconds_by_name: dict[str, float] = {}
     for event in events:
         span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
         on_device = event.device_type.name != "CPU"
@@ -237,11 +241,13 @@ def breakdown(events: Iterable[Any], *, on_gpu: bool, pipelined: bool) -> Breakd
                     span
                 )
             if cause and event.name != OPTIMIZER:
-                names[event.name] = names.get(event.name, 0.0) + _own_s(event, span)
+                seconds_by_name[event.name] = seconds_by_name.get(event.name, 0.0) + _own_s(
+                    event, span
+                )
             if on_device and not event.is_user_annotation:
                 started[event.id] = span[0]
     order = ON_GPU if on_gpu else ON_CPU
-    longest = sorted(names.items(), key=lambda entry: -entry[1])[:MOST_KERNELS]
+    longest = sorted(seconds_by_name.items(), key=lambda entry: -entry[1])[:MOST_KERNELS]
     return replace(
         partition(window, intervals, order),
         launch_delay_s=launch_delay(launched, started),
@@ -250,14 +256,15 @@ def breakdown(events: Iterable[Any], *, on_gpu: bool, pipelined: bool) -> Breakd
 
 
 def _own_s(event: Any, span: Interval) -> float:
-    """Seconds in this kernel or operator itself, without those that it calls."""
-    own = getattr(event, "self_cpu_time_total", None) if event.device_type.name == "CPU" else None
-    return own / 1e6 if own is not None else span[1] - span[0]
+    """Seconds in this kernel or operator itself, without the operators it calls."""
+    own_us = (
+        getattr(event, "self_cpu_time_total", None) if event.device_type.name == "CPU" else None
+    )
+    return own_us / 1e6 if own_us is not None else span[1] - span[0]
 
 
 def launch_delay(launched: Mapping[int, float], started: Mapping[int, float]) -> float | None:
-    """Median of start less launch over the kernels of which both moments are known; None when there
-    are none."""
+    """Median of start minus launch over the kernels with both; None if there are none."""
     import statistics
 
     delays = [start - launched[number] for number, start in started.items() if number in launched]
@@ -265,7 +272,7 @@ def launch_delay(launched: Mapping[int, float], started: Mapping[int, float]) ->
 
 
 def _cause(name: str, on_device: bool, *, is_mark: bool) -> str:
-    """Cause of an event by its name; empty for one that says nothing (marks, waits that another
+    """Cause of an event by its name; empty for events that are ignored (marks, waits that another
     event explains)."""
     if name == OPTIMIZER:
         return "optimizer"
@@ -283,8 +290,8 @@ def _cause(name: str, on_device: bool, *, is_mark: bool) -> str:
     return "compute" if name.startswith(("aten::", "torchao::", "inductor")) else ""
 
 
-def _less(whole: float, part: float) -> float:
-    """`whole - part`, which is no time below zero however the sums were rounded."""
+def _difference(whole: float, part: float) -> float:
+    """`whole - part`, at least 0 despite rounding."""
     return max(0.0, whole - part)
 
 

@@ -1,7 +1,7 @@
-"""Python runs this before the program, because its folder is on PYTHONPATH. It starts the probe and
-goes on to the `sitecustomize` that would have been run.
+"""Python runs this file before the program, because its folder is on PYTHONPATH. It starts the
+probe, then runs the `sitecustomize` that it hides.
 
-Its folder leaves `sys.path` again, so that the program finds the modules that it found before.
+It removes its folder from `sys.path`, so that the program finds the same modules as without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 
 
-def _start(here: str) -> None:
+def _start_probe(here: str) -> None:
     reports = os.environ.get("AUTOTUNE_PROBE_REPORTS")
     if not reports or not (reports == "-" or os.path.isdir(reports)):
         return
@@ -20,17 +20,17 @@ def _start(here: str) -> None:
         sys.path.insert(0, here)
         from autotune_probe import channel, torch_import, written_files  # type: ignore[import-not-found]
 
-        reporting = channel.Channel("" if reports == "-" else reports)
+        channel_of_process = channel.Channel("" if reports == "-" else reports)
         if os.environ.get("AUTOTUNE_PROBE_FILES") != "off":
-            written_files.watch(reporting)
-        torch_import.watch(reporting)
-    except Exception:  # the program is worth more than what is seen of it
+            written_files.watch(channel_of_process)
+        torch_import.watch(channel_of_process)
+    except Exception:  # errors of the probe must not affect the program
         return
 
 
 def _name_package(here: str) -> None:
-    """Where this file lies among the probe's own modules they are the package, under the name that
-    they have as a copy."""
+    """Registers this folder as the package `autotune_probe`, which is its name as a copy, if the
+    file runs from its place among the probe's modules."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(
@@ -42,7 +42,7 @@ def _name_package(here: str) -> None:
     spec.loader.exec_module(module)
 
 
-def _go_on(here: str) -> None:
+def _run_hidden_sitecustomize(here: str) -> None:
     sys.path[:] = rest = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
     finder = next((f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder"), None)
     spec = finder.find_spec("sitecustomize", rest) if finder is not None else None
@@ -56,5 +56,5 @@ def _go_on(here: str) -> None:
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_start(_HERE)
-_go_on(_HERE)
+_start_probe(_HERE)
+_run_hidden_sitecustomize(_HERE)

@@ -1,7 +1,7 @@
-"""Waits until the program imports torch, so that the probe never imports it first.
+"""Runs callbacks when the program imports torch, so that the probe never imports it first.
 
-A finder at the head of `sys.meta_path` lets the other finders find the module, and has it told to
-the probe once it is executed.
+A finder at the head of `sys.meta_path` finds the module with the other finders, and calls the probe
+after the module is executed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class _Finder:
             find = getattr(finder, "find_spec", None)
             spec = find(fullname, path, target) if find is not None and finder is not self else None
             if spec is not None:
-                self._tell(fullname, spec)
+                self._call_after_import(fullname, spec)
                 return spec
         return None
 
-    def _tell(self, name: str, spec: Any) -> None:
-        """Has the probe told of the module when it was executed. A spec that was only looked up
-        (`importlib.util.find_spec`) is never executed."""
+    def _call_after_import(self, name: str, spec: Any) -> None:
+        """Wraps the spec's loader to call back after the module is executed. A spec that was only
+        looked up (`importlib.util.find_spec`) is never executed."""
         loader, execute = spec.loader, getattr(spec.loader, "exec_module", None)
         if execute is None:
             return
 
         def exec_module(module: Any) -> None:
-            # the class has it again; a loader that is kept was told once for each lookup
+            # restores the class's method; a reused loader was wrapped at each lookup
             vars(loader).pop("exec_module", None)
             execute(module)
             if (then := self._wanted.pop(name, None)) is not None:
@@ -48,15 +48,15 @@ class _Finder:
 
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # a loader that cannot be told
+        except AttributeError:  # the loader's attributes cannot be set
             return
 
 
 def watch(reports: Channel) -> None:
-    """Begins to wait."""
+    """Sets the callbacks."""
 
     watching: list[Callable[[], Any]] = []
-    """gives the phases of the process that trains, once torch is imported"""
+    """has the function that returns the training process's phases, once torch is imported"""
 
     def time_saving(module: Any, name: str) -> None:
         from .phases import CHECKPOINT, time_function
@@ -93,7 +93,7 @@ def watch(reports: Channel) -> None:
         from .parsed_options import watched
 
         wanted.update(watched(reports))
-    # a file of site-packages (`*.pth`) was first
+    # imported before, by a `*.pth` file of site-packages
     for name in [name for name in wanted if name in sys.modules]:
         wanted.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(wanted))

@@ -1,18 +1,18 @@
-"""Watches a training in torch: optimizer steps, what was computed between them, and what they cost.
+"""Observes training in torch: optimizer steps, what was computed between them, and what they cost.
 
-    step           from one step of the first optimizer to its next one. Other optimizers (a GAN's second, the inner ones of ZeRO) step within it;
-                   a step without any forward or backward pass before it belongs to the last one; an optimizer that holds another one steps where that one does
-    micro-batches  calls of the outermost module with gradients (`passes`); without any (a module that is compiled in place), backward passes
-    time           between events on the device, which hold nobody up; without a device, between the ends of the steps
-    skipped        a gradient scaler left its optimizer out
-    out of memory  an exception that says so has left the outermost module or a backward pass; or, as torch's allocator counts them, one was raised in a step in
-                   which a call got no gradient, or an optimizer did not end its step. The program may catch it and go on
+    step           from one step of the first optimizer to its next. Steps of other optimizers (a GAN's second, ZeRO's inner ones) are part of it;
+                   a step without a preceding forward or backward pass belongs to the previous one; an optimizer that wraps another one steps when that one does
+    micro-batches  calls of the outermost module with gradients (`passes`); if there are none (a module compiled in place), backward passes
+    time           between events on the device, which do not block; without a device, between the ends of the steps
+    skipped        a gradient scaler skipped the optimizer's step
+    out of memory  an exception about memory was raised by the outermost module or a backward pass; or torch's allocator counted a failed allocation in a step in
+                   which a call got no gradient or an optimizer did not finish. The program may catch the exception and continue
 
-Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like);
-four functions are wrapped, for which there are none: `torch.autograd.backward` and `grad`,
-`GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while
-torch compiles. A process that was forked is watched from its first call of a module with parameters, if the one that
-forked it did not train: workers of loaders call none.
+It uses torch's public hooks (`register_module_forward_pre_hook` and similar ones). Four functions
+without hooks are wrapped: `torch.autograd.backward` and `grad`, `GradScaler.step`, and `__next__` of
+the iterators of `DataLoader`. All hooks return at once while torch compiles. A forked process is
+observed from its first call of a module with parameters, if its parent did not train; workers of
+data loaders call no module.
 """
 
 from __future__ import annotations
@@ -39,34 +39,35 @@ from .versions import uses_cuda
 from .watch import Watch
 
 FLUSH_S = 0.05
-"""steps are reported together so long"""
+"""steps completed within this time are reported together, seconds"""
 FACTS_AT = (1, 3)
-"""steps after which the facts are reported"""
+"""numbers of steps after which the facts are reported"""
 LAST_EVENTS_S = 0.5
-"""time that the device gets at the end to finish the last steps"""
+"""longest wait at exit for the device to finish the last steps, seconds"""
 LOOKS_AT_WEIGHTS, SAMPLE, CHANGES = 64, 32, 3
-"""backward passes without an optimizer step after which a few weights are compared, how many
-weights, and how often they must have changed: SAM changes them once before its optimizer steps"""
+"""largest number of backward passes without an optimizer step after which weights are compared;
+number of weights compared; number of changes from which the program is taken to update weights
+itself. SAM changes them once before its optimizer steps"""
 MOST_CALLS = 256
-"""calls of an optimizer that holds another in which that one may not step, before they count
-themselves"""
+"""number of calls of a wrapping optimizer, without a step of the wrapped one, after which its own
+calls count as steps"""
 LACKS_MEMORY = ("out of memory", "can't allocate memory")
-"""what exceptions say that were raised because memory ran out"""
+"""texts in exceptions about memory that ran out, lower case"""
 OWN_UPDATES = "the program updates its weights itself, without a torch optimizer"
 
 
 class Seen:
-    """What this process has seen, of the step that it is in and in all."""
+    """What this process has observed, in the current step and in total."""
 
     def __init__(self, torch: Any, reports: Channel) -> None:
         self.pid = os.getpid()
         self.thread = 0
-        """the one that trains; the last one that called a module before `has_trained`"""
+        """the training thread; before `has_trained`, the last thread that called a module"""
         self.has_trained = False
         self.depth = self.inside_backward = 0
         self.roots: dict[int, Root] = {}
         self.call: Call | None = None
-        """of the outermost module that runs now, if it may train"""
+        """current call of an outermost module that may train; None if there is none"""
         self.worked = self.ever_worked = False
         self.backwards = 0
         self.loaded = 0
@@ -74,43 +75,43 @@ class Seen:
         self.began_s: float | None = None
         self.exploring = True
         self.calls = self.repeated = 0
-        """calls of modules, and those within backward passes"""
+        """number of calls of modules, and of those within backward passes (recomputation)"""
         self.autocast = ""
         self.graph = Graph()
-        """of the first backward pass"""
+        """autograd graph of the first backward pass"""
         self.workers: int | None = None
         self.off = False
         self.phases = Phases()
         self.entered: int | None = None
-        """the phase of the outermost module that runs"""
+        """phase of the current call of an outermost module; None if there is none"""
         self.cpu_s = 0.0
-        """processor time of this process at the end of the last step"""
+        """processor seconds of this process at the end of the last step"""
         self.compiled = 0
-        """frames that torch has compiled"""
+        """number of frames that torch has compiled"""
         self.watch = Watch(self.phases, reports, torch)
         self.profile = profile.AskedProfile(torch)
         self.pipelined = False
         self.sample: tuple[Any, Any] | None = None
-        """a parameter of a program in which no optimizer has stepped yet, and some of its weights
-        as they were"""
+        """a parameter and a copy of some of its weights, while no optimizer has stepped; None
+        otherwise"""
         self.looks = self.changes = 0
         self.stepping = 0
-        """optimizers that step now"""
+        """number of optimizers inside their `step`"""
         self.failed_allocations: int | None = None
-        """of all steps until the last one that was looked at"""
+        """total of failed allocations when last read; None before"""
 
 
 class Steps:
-    """The steps, on their way to the channel. Each is {"at": end on the monotonic clock, "s":
-    seconds, "micro", "sequences": [possible counts], "tokens", "backwards", "wait_s", "skipped",
-    "phases": see `phases`, "cpu": processor seconds of the process, "compile_s": of them in torch's
-    compiler}."""
+    """Collects steps and reports them. Each is {"at": end on the monotonic clock, "s": seconds,
+    "micro": micro-batches, "sequences": [possible counts], "tokens", "backwards", "wait_s",
+    "skipped", "phases": see `phases`, "cpu": processor seconds of the process, "compile_s": seconds
+    of these in torch's compiler}."""
 
     def __init__(self, torch: Any, reports: Channel) -> None:
         self._torch, self._reports = torch, reports
         self._first: Any | None = None
         self._first_id = 0
-        self._others = 0
+        self._other_steps = 0
         self._last_s: float | None = None
         self._last_event: Any = None
         self._pending: deque[tuple[dict[str, Any], Any, Any]] = deque()
@@ -119,25 +120,25 @@ class Steps:
         self.count = 0
         self.optimizers: dict[int, Any] = {}
         self.heard: dict[int, int] = {}
-        """calls by optimizer"""
-        self._begun: dict[int, int] = {}
-        """by optimizer that holds another: calls of all when it began to step"""
+        """number of calls by id of the optimizer"""
+        self._calls_at_begin: dict[int, int] = {}
+        """by id of a wrapping optimizer: total calls of all optimizers when its step began"""
 
     def begin(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
+        """Call before an optimizer steps."""
         kind = self._torch.optim.Optimizer
         if any(isinstance(value, kind) for value in getattr(optimizer, "__dict__", {}).values()):
-            self._begun[id(optimizer)] = sum(self.heard.values())
+            self._calls_at_begin[id(optimizer)] = sum(self.heard.values())
 
-    def _waits(self, optimizer: Any) -> bool:
-        """Whether it only accumulates now: the one that it holds has not stepped within its
+    def _only_accumulated(self, optimizer: Any) -> bool:
+        """Whether a wrapping optimizer only accumulated gradients, because the wrapped one did not
         step."""
-        begun = self._begun.pop(id(optimizer), None)
+        begun = self._calls_at_begin.pop(id(optimizer), None)
         return begun == sum(self.heard.values()) and self.heard.get(id(optimizer), 0) < MOST_CALLS
 
     def hear(self, seen: Seen, optimizer: Any, *, skipped: bool) -> bool:
-        """An optimizer has stepped, or was left out; whether that ends a step."""
-        key, waits = id(optimizer), self._waits(optimizer)
+        """Call after an optimizer stepped or was skipped. Returns whether that ends a step."""
+        key, waits = id(optimizer), self._only_accumulated(optimizer)
         self.heard[key] = self.heard.get(key, 0) + 1
         if waits:
             return False
@@ -146,12 +147,12 @@ class Steps:
         if not seen.worked and seen.ever_worked:
             return False
         first = self._first() if self._first is not None else None
-        if first is None or self._others > 8:
+        if first is None or self._other_steps > 8:
             self._first, self._first_id, first = weakref.ref(optimizer), key, optimizer
         if first is not optimizer:
-            self._others += 1
+            self._other_steps += 1
             return False
-        takes_turns, self._others = self._others > 0, 0
+        takes_turns, self._other_steps = self._other_steps > 0, 0
         self._end(seen, optimizer, skipped, takes_turns)
         return True
 
@@ -188,7 +189,7 @@ class Steps:
         self.take()
 
     def take(self) -> None:
-        """Takes over the steps that the device has finished, and reports them when it is time."""
+        """Moves steps that the device has finished to the report, and sends it if it is due."""
         while self._pending:
             step, before, event = self._pending[0]
             if event is not None:
@@ -204,7 +205,7 @@ class Steps:
             self.flush()
 
     def flush(self) -> None:
-        """Reports what is done."""
+        """Reports the completed steps."""
         done, self._done = self._done, []
         if done:
             self._reports.send(
@@ -212,7 +213,7 @@ class Steps:
             )
 
     def finish(self) -> None:
-        """At the end of the process."""
+        """Reports the remaining steps at exit."""
         end_s = time.monotonic() + LAST_EVENTS_S
         while self._pending and time.monotonic() < end_s:
             self.take()
@@ -221,7 +222,7 @@ class Steps:
 
 
 def compiled(seen: Seen) -> float:
-    """Seconds that torch's compiler took since it was last asked."""
+    """Seconds spent in torch's compiler since the last call."""
     times = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", None) or {}
     frames = times.get("_compile.compile_inner") or times.get("entire_frame_compile") or ()
     new = [float(seconds) for seconds in frames[seen.compiled :]]
@@ -230,23 +231,22 @@ def compiled(seen: Seen) -> float:
 
 
 def watch(torch: Any, reports: Channel) -> Callable[[], Phases]:
-    """Sets the hooks; called once torch is imported. Returns a function that gives the phases of this
-    process. Raises what torch raises when it lacks a hook."""
-    # ours are such hooks; that they fire once more is known here, and the program's output stays
-    # its own
+    """Sets the hooks, once torch is imported. Returns a function that returns the phases of this
+    process. Raises if torch lacks a hook."""
+    # the probe's hooks cause this warning, which would appear in the program's output
     warnings.filterwarnings(
         "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
     )
     hooks = _Hooks(torch, reports)
     hooks.set()
     atexit.register(hooks.finish)
-    model_facts.script_version()  # now, because a person may edit it while it runs
+    model_facts.script_version()  # now, because the user may edit it while it runs
     reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
     return lambda: hooks.seen.phases
 
 
 class _Hooks:
-    """What torch calls around each pass and each optimizer step."""
+    """The hooks that torch calls around each pass and optimizer step."""
 
     def __init__(self, torch: Any, reports: Channel) -> None:
         self._torch, self._reports = torch, reports
@@ -256,7 +256,7 @@ class _Hooks:
         self._compiling: Callable[[], bool] = is_compiling or (lambda: False)
 
     def set(self) -> None:
-        """Sets them all."""
+        """Sets all hooks and wrappers."""
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -265,20 +265,24 @@ class _Hooks:
         self._hook_modules()
         self._wrap_backward()
         _wrap_loaders(self._torch, self.seen)
-        register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._steps_now(optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._stepped(optimizer))
-        _wrap_scaler(self._torch, self._steps, self._stepped)
+        register_optimizer_step_pre_hook(
+            lambda optimizer, args, kwargs: self._before_step(optimizer)
+        )
+        register_optimizer_step_post_hook(
+            lambda optimizer, args, kwargs: self._after_step(optimizer)
+        )
+        _wrap_scaler(self._torch, self._steps, self._after_step)
 
     def finish(self) -> None:
-        """At the end of the process: tells what is left."""
+        """Reports what is left at exit."""
         if os.getpid() == self.seen.pid:
             if not self.seen.off:
                 self._steps.finish()
             if self.seen.phases.thread:
                 self.seen.watch.end()
 
-    def _adopt(self, module: Any) -> bool:
-        """Whether this process, which was forked, is watched from now on."""
+    def _observe_fork(self, module: Any) -> bool:
+        """Starts observing this forked process if it begins to train. Returns whether it does."""
         seen = self.seen
         if seen.has_trained or seen.off or next(module.parameters(), None) is None:
             return False
@@ -287,7 +291,7 @@ class _Hooks:
         seen.thread, seen.depth = threading.get_ident(), 1
         return True
 
-    def _look_at_weights(self) -> None:
+    def _compare_weights(self) -> None:
         seen = self.seen
         if self._steps.count or seen.looks >= LOOKS_AT_WEIGHTS:
             seen.sample = None
@@ -296,15 +300,15 @@ class _Hooks:
             return
         seen.looks += 1
         try:
-            seen.changes += _changes_itself(self._torch, seen)
+            seen.changes += _weights_changed(self._torch, seen)
             if seen.changes >= CHANGES:
                 seen.looks = LOOKS_AT_WEIGHTS
                 self._reports.send("own_updates", error=OWN_UPDATES)
-        except Exception:  # weights that cannot be compared: nothing is known of them
+        except Exception:  # the weights cannot be compared
             seen.looks = LOOKS_AT_WEIGHTS
 
-    def _tell_facts(self) -> None:
-        """Steps are timed whether or not the model can be described."""
+    def _report_facts(self) -> None:
+        """Reports the facts. Errors do not stop the timing of steps."""
         try:
             facts = model_facts.facts(self._torch, self.seen, self._steps.optimizers)
             self.seen.pipelined = (facts.get("degrees") or {}).get("pp", 1) > 1
@@ -312,14 +316,14 @@ class _Hooks:
         except Exception as error:
             self._reports.send("trouble", error="facts: " + repr(error)[:500])
 
-    def _steps_now(self, optimizer: Any) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         if not (self._compiling() or self.seen.off):
             self.seen.stepping += 1
             self._steps.begin(optimizer)
             self.seen.phases.enter(OPTIMIZER)
             self._profiler.enter(profile.OPTIMIZER)
 
-    def _stepped(self, optimizer: Any, skipped: bool = False) -> None:
+    def _after_step(self, optimizer: Any, skipped: bool = False) -> None:
         seen = self.seen
         if not skipped:
             seen.stepping = max(0, seen.stepping - 1)
@@ -336,17 +340,17 @@ class _Hooks:
 
     def _end_step(self) -> None:
         torch, seen, count = self._torch, self.seen, self._steps.count
-        _look_at_allocations(torch, seen, self._reports)
+        _report_failed_allocations(torch, seen, self._reports)
         seen.depth, seen.call, seen.worked, seen.entered = 0, None, False, None
         for root in seen.roots.values():
             root.step_ends()
         seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
         if count in FACTS_AT:
-            self._tell_facts()
+            self._report_facts()
         seen.exploring = count < max(FACTS_AT)
         seen.watch.paused = self._profiler.is_busy(count)
-        if told := self._profiler.step(count, pipelined=seen.pipelined):
-            self._reports.send("profile", rank=model_facts.rank_of(torch), **told)
+        if profile_report := self._profiler.step(count, pipelined=seen.pipelined):
+            self._reports.send("profile", rank=model_facts.rank_of(torch), **profile_report)
 
     def _hook_modules(self) -> None:
         torch, seen, reports, compiling = self._torch, self.seen, self._reports, self._compiling
@@ -358,7 +362,7 @@ class _Hooks:
             if compiling() or seen.off:
                 return
             if get_ident() != seen.thread:
-                if seen.inside_backward:  # recomputed in a thread of the backward pass
+                if seen.inside_backward:  # recomputation in a thread of the backward pass
                     seen.repeated += 1
                     return
                 if seen.has_trained or not is_grad_enabled():
@@ -375,13 +379,13 @@ class _Hooks:
             try:
                 if seen.depth == 1:
                     trains = module.training and is_grad_enabled()
-                    if os.getpid() == seen.pid or (trains and self._adopt(module)):
+                    if os.getpid() == seen.pid or (trains and self._observe_fork(module)):
                         if trains:
-                            _outermost(torch, seen, module, args)
+                            _begin_outermost_call(torch, seen, module, args)
                         seen.entered = FORWARD if trains else EVALUATION
                         seen.phases.enter(seen.entered)
                 elif is_grad_enabled():
-                    _inside(torch, seen, module, args)
+                    _look_inside_call(torch, seen, module, args)
             except Exception:
                 seen.off = True
 
@@ -393,7 +397,7 @@ class _Hooks:
             if seen.depth:
                 return
             if out is None and not seen.inside_backward:
-                _tell_memory(reports, sys.exc_info()[1], "a forward pass")
+                _report_if_out_of_memory(reports, sys.exc_info()[1], "a forward pass")
             call, seen.call = seen.call, None
             if call is not None:
                 try:
@@ -407,9 +411,7 @@ class _Hooks:
         modules.register_module_forward_pre_hook(before)
         try:
             modules.register_module_forward_hook(after, always_call=True)
-        except (
-            TypeError
-        ):  # an older torch: what raises is counted as still open until the next step
+        except TypeError:  # an older torch: a call that raises counts as open until the next step
             modules.register_module_forward_hook(after)
 
     def _wrap_backward(self) -> None:
@@ -421,7 +423,7 @@ class _Hooks:
             if compiling() or seen.off:
                 return run(*args, **kwargs)
             if not seen.inside_backward:
-                if threading.get_ident() != seen.thread:  # the other one only tried the model
+                if threading.get_ident() != seen.thread:  # the other thread only tried the model
                     seen.thread, seen.depth, seen.call = threading.get_ident(), 0, None
                 seen.backwards += 1
                 seen.has_trained = True
@@ -436,12 +438,12 @@ class _Hooks:
                     return run(*args, **kwargs)
             finally:
                 if not seen.inside_backward:
-                    self._look_at_weights()
+                    self._compare_weights()
 
         @functools.wraps(run_grad)
         def grad(*args: Any, **kwargs: Any) -> Any:
-            """A part of a backward pass, as for a penalty, or the program's own pass: only its time
-            counts."""
+            """Part of a backward pass, as for a gradient penalty, or the program's own backward
+            pass; only its time is recorded."""
             if compiling() or seen.off or threading.get_ident() != seen.thread:
                 return run_grad(*args, **kwargs)
             with _backward_pass(seen, reports):
@@ -450,7 +452,7 @@ class _Hooks:
         torch.autograd.backward, torch.autograd.grad = backward, grad
 
 
-def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
+def _begin_outermost_call(torch: Any, seen: Seen, module: Any, args: Any) -> None:
     root = seen.roots.get(id(module))
     if root is None or root.ref() is not module:
         if len(seen.roots) >= MOST_ROOTS:
@@ -470,7 +472,7 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
         seen.autocast = seen.autocast or model_facts.autocast(torch)
 
 
-def _inside(torch: Any, seen: Seen, module: Any, args: Any) -> None:
+def _look_inside_call(torch: Any, seen: Seen, module: Any, args: Any) -> None:
     if seen.exploring:
         seen.calls += 1
         if not seen.autocast and seen.calls < 64:
@@ -479,9 +481,9 @@ def _inside(torch: Any, seen: Seen, module: Any, args: Any) -> None:
         seen.call.look(torch, module, args)
 
 
-def _changes_itself(torch: Any, seen: Seen) -> bool:
-    """Whether weights have changed between backward passes, though no optimizer has stepped. Looked
-    at in programs of one process alone, as sharded weights come and go."""
+def _weights_changed(torch: Any, seen: Seen) -> bool:
+    """Whether weights changed between backward passes although no optimizer stepped. Only for
+    single-process programs, because sharded weights are freed and gathered."""
     if model_facts.is_distributed(torch) or _is_capturing(torch):
         return False
     if seen.sample is None:
@@ -489,29 +491,30 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
         parameters = (p for module in modules for p in module.parameters())
         trained = [p for p in parameters if p.grad is not None and p.numel()]
         if trained:
-            # of an embedding most rows have no gradient
+            # the smallest, because most rows of an embedding have no gradient
             parameter = min(trained, key=lambda p: p.numel())
             seen.sample = parameter, parameter.detach().flatten()[:SAMPLE].clone()
         return False
     parameter, before = seen.sample
-    now = parameter.detach().flatten()[:SAMPLE].clone()
-    seen.sample = parameter, now
-    return not torch.equal(now, before)
+    current = parameter.detach().flatten()[:SAMPLE].clone()
+    seen.sample = parameter, current
+    return not torch.equal(current, before)
 
 
-def _tell_memory(reports: Channel, error: BaseException | None, where: str) -> None:
-    """An exception that left what the program called, if memory ran out. It is not kept, because it
-    holds the tensors of its frames."""
+def _report_if_out_of_memory(reports: Channel, error: BaseException | None, where: str) -> None:
+    """Reports an exception if it is about memory that ran out. The exception is not stored, because
+    it holds the tensors of its frames."""
     text = str(error)
     if any(words in text.lower() for words in LACKS_MEMORY):
         reports.send("out_of_memory", error=text[:300], where=where)
 
 
-def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
-    """Whether memory ran out in this step outside of modules and backward passes, as in a loss.
-    Libraries that try algorithms (cuDNN) raise such exceptions, too, and leave nothing undone."""
-    is_left = seen.stepping or any(r.made.calls > r.used.calls for r in seen.roots.values())
-    if not (is_left or seen.failed_allocations is None) or not uses_cuda(torch):
+def _report_failed_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
+    """Reports memory that ran out in this step outside of modules and backward passes, as in a
+    loss. Libraries that try algorithms (cuDNN) cause failed allocations too, but leave nothing
+    unfinished."""
+    is_unfinished = seen.stepping or any(r.made.calls > r.used.calls for r in seen.roots.values())
+    if not (is_unfinished or seen.failed_allocations is None) or not uses_cuda(torch):
         return
     before = seen.failed_allocations
     seen.failed_allocations = int(torch.cuda.memory_stats().get("num_ooms", 0))
@@ -521,13 +524,13 @@ def _look_at_allocations(torch: Any, seen: Seen, reports: Channel) -> None:
 
 
 def _is_capturing(torch: Any) -> bool:
-    """Whether a CUDA graph is recorded, in which nothing may wait for the device."""
+    """Whether a CUDA graph is being captured; waiting for the device is forbidden meanwhile."""
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 @contextlib.contextmanager
 def _backward_pass(seen: Seen, reports: Channel) -> Iterator[None]:
-    """The body counts as a backward pass."""
+    """Marks the block as a backward pass."""
     seen.inside_backward += 1
     seen.phases.enter(BACKWARD)
     seen.profile.pass_begins()
@@ -535,7 +538,7 @@ def _backward_pass(seen: Seen, reports: Channel) -> Iterator[None]:
         yield
     except Exception as error:
         if seen.inside_backward == 1:
-            _tell_memory(reports, error, "a backward pass")
+            _report_if_out_of_memory(reports, error, "a backward pass")
         raise
     finally:
         seen.phases.leave(BACKWARD)
@@ -550,7 +553,7 @@ def _wrap_loaders(torch: Any, seen: Seen) -> None:
     draw = iterator.__next__
 
     @functools.wraps(draw)
-    def drawn(self: Any) -> Any:
+    def timed_draw(self: Any) -> Any:
         begin_s = time.monotonic()
         seen.phases.enter(DATA)
         seen.profile.enter(profile.INPUT)
@@ -562,14 +565,14 @@ def _wrap_loaders(torch: Any, seen: Seen) -> None:
         if not seen.off and os.getpid() == seen.pid:
             seen.wait_s += time.monotonic() - begin_s
             try:
-                first, _ = sizing(torch, batch)
-                seen.loaded += int(first.shape[0]) if first is not None else 0
+                sizing_tensor, _ = sizing(torch, batch)
+                seen.loaded += int(sizing_tensor.shape[0]) if sizing_tensor is not None else 0
                 seen.workers = int(getattr(self, "_num_workers", 0))
             except Exception:
                 seen.off = True
         return batch
 
-    iterator.__next__ = drawn
+    iterator.__next__ = timed_draw
 
 
 def _wrap_scaler(torch: Any, steps: Steps, stepped: Callable[..., None]) -> None:
@@ -591,8 +594,8 @@ def _wrap_scaler(torch: Any, steps: Steps, stepped: Callable[..., None]) -> None
 
 
 def _event(torch: Any, optimizer: Any) -> Any:
-    """An event of the device that holds the optimizer's parameters, at the end of what was asked of
-    it so far; None for a CPU."""
+    """An event recorded now on the device of the optimizer's parameters; None on a CPU or during
+    graph capture."""
     parameter = next(model_facts.parameters_of([optimizer]), None)
     if parameter is None:
         return None
@@ -608,7 +611,8 @@ def _event(torch: Any, optimizer: Any) -> Any:
 
 
 def _memory(torch: Any) -> dict[str, Any]:
-    """The most that torch's allocator gave out and held on this process's device so far."""
+    """Peak bytes allocated and reserved by torch's allocator on this process's device so far; empty
+    without CUDA."""
     if not uses_cuda(torch):
         return {}
     return {

@@ -1,5 +1,5 @@
-"""What could move the speed of a training: releases, driver, kernel, the program's commit, and how
-the GPU's clocks and power are limited. What is not there is left out."""
+"""Versions and settings that may affect training speed: libraries, driver, kernel, the program's
+commit, and the GPU's clock and power limits. Unknown ones are left out."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _DRIVER = re.compile(r"(?:Module|x86_64|aarch64)\s+(\d+\.[\d.]+)")
 
 
 def versions(torch: Any = None) -> dict[str, str]:
-    """By name; of torch's own as far as this process has imported it."""
+    """Versions by name; of libraries only if this process has imported them. `torch`: the module,
+    if imported."""
     script = os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else ""
     driver = _DRIVER.search(text_of("/proc/driver/nvidia/version"))
     found = {
         "python": platform.python_version(),
         "kernel": platform.release(),
         **{name: getattr(sys.modules.get(name), "__version__", "") for name in _LIBRARIES},
-        **({} if torch is None else {"torch": torch.__version__, **_of_gpu(torch)}),
+        **({} if torch is None else {"torch": torch.__version__, **_gpu_versions(torch)}),
         "driver": driver[1] if driver else "",
         "commit": commit_of(os.path.dirname(script) if script else os.getcwd()),
     }
     return {name: str(version) for name, version in found.items() if version}
 
 
-def _of_gpu(torch: Any) -> dict[str, str]:
+def _gpu_versions(torch: Any) -> dict[str, str]:
     found = {}
     if getattr(torch.version, "cuda", None):
         found["cuda"] = str(torch.version.cuda)
@@ -53,8 +54,8 @@ def _of_gpu(torch: Any) -> dict[str, str]:
 
 
 def commit_of(folder: str) -> str:
-    """The commit that is checked out where the program lies, by git's own files; empty where there
-    is none."""
+    """The commit checked out in the folder or above it (12 characters), read from git's files;
+    empty if there is none."""
     while True:
         head = text_of(os.path.join(folder, ".git", "HEAD"))
         root = os.path.join(folder, ".git")
@@ -63,31 +64,31 @@ def commit_of(folder: str) -> str:
             head = text_of(os.path.join(root, "HEAD"))
         if head:
             break
-        above = os.path.dirname(folder)
-        if above == folder:
+        parent = os.path.dirname(folder)
+        if parent == folder:
             return ""
-        folder = above
+        folder = parent
     if not head.startswith("ref:"):
         return head.strip()[:12]
     name = head[4:].strip()
     common = text_of(os.path.join(root, "commondir")).strip()
-    for place in (root, os.path.join(root, common)) if common else (root,):
-        found = text_of(os.path.join(place, *name.split("/"))).strip()
+    for git_folder in (root, os.path.join(root, common)) if common else (root,):
+        found = text_of(os.path.join(git_folder, *name.split("/"))).strip()
         if found:
             return found[:12]
-        for line in text_of(os.path.join(place, "packed-refs")).splitlines():
+        for line in text_of(os.path.join(git_folder, "packed-refs")).splitlines():
             if line.endswith(" " + name):
                 return line[:12]
     return ""
 
 
 def uses_cuda(torch: Any) -> bool:
-    """Whether this process has begun to use CUDA."""
+    """Whether this process has initialized CUDA."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
 def text_of(path: str) -> str:
-    """The text of a small file; empty where it cannot be read."""
+    """The text of a file (at most 1 MiB); empty if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read(1 << 20)

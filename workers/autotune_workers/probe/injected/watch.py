@@ -1,14 +1,13 @@
-"""What surrounds the thread that trains, looked at from a thread beside it, `LOOKS` times a second:
+"""Samples the training thread and its surroundings from another thread, `LOOKS` times per second:
 
-    lines      where the training is: for each phase the innermost line of the program's own, and the innermost function of a library, by number of looks
-    stopped    time in which the whole process did not run though it was neither waiting for a processor nor idle by its own will: SIGSTOP, a freezer, a quota
+    lines      where the training thread is: number of samples by phase, innermost line of the program's own code, and innermost library function
+    stopped    time in which the whole process did not run, other than by waiting for a processor: SIGSTOP, a freezer, a quota
     process    processor time of user and system, page faults, writes, compilations, allocator retries
-    node       every `NODE_S`, by one process of a node: processor time of all processes, ours and others
-    links      TCP connections to other nodes: round trips, what waits to be sent, what was sent again
-    gpu        clocks, what holds them down, power, use: by NVML where it is installed
+    node       every `NODE_S`, by one process of a node: processor time of all processes, of this training's and of others
+    links      TCP connections to other nodes: round-trip times, queued bytes, retransmissions
+    gpu        clocks and what limits them, power, utilization, if NVML is installed
 
-All of it is told as sums since the program began to train; the difference of two reports is what
-happened between them.
+Values are sums since training began; the difference of two reports covers the time between them.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from .versions import text_of, uses_cuda
 
 LOOKS = 20.0
 LATE_S = 0.015
-"""a look that comes so much later than it was to come tells that the process did not run"""
+"""a sample that is late by more than this shows that the process did not run, seconds"""
 TELL_S, NODE_S = 2.0, 8.0
 MOST_LINES = 400
-"""places that are counted"""
+"""largest number of places that are counted"""
 MOST_BELOW = 2
-"""functions of libraries below a line of the program's own, from which on its text does not tell
-what is done"""
+"""with more than this number of library functions below the program's line, the line's text is not
+used to classify it"""
 _KINDS = (
     ("collective", ("distributed/distributed_c10d.py", "_functional_collectives.py")),
     ("compile", ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "torch/_dynamo/guards.py")),
@@ -59,27 +58,27 @@ _CALLS = (
     ("data", ("next(", "dataloader", "data_loader", "dataset", "loader")),
     ("device", (".item()", ".tolist()", ".cpu()", ".numpy()", "synchronize(")),
 )
-"""`device`: the host waits for what it has asked of the device"""
+"""`device`: the host waits for the device"""
 
 
 class Watch:
-    """The watch of one process."""
+    """Samples one process."""
 
     def __init__(self, phases: Phases, reports: Any, torch: Any, root: int = 0) -> None:
-        """`root`: the process whose descendants are of this training; 0: the one that
-        AUTOTUNE_PROBE_ROOT names."""
+        """`root`: number of the process whose descendants belong to this training; 0: the one in
+        AUTOTUNE_PROBE_ROOT."""
         self._phases, self._reports, self._torch = phases, reports, torch
         self._lines: dict[tuple[str, ...], int] = {}
-        self._around: set[str] = set()
-        """the program's own functions that the passes run in: their names tell nothing of what else
-        they do"""
+        self._pass_functions: set[str] = set()
+        """the program's functions that contain passes or optimizer steps, whose names do not
+        classify other work"""
         self._gap: list[tuple[str, ...]] = []
-        """places since a backward pass, of no kind, until it is known what comes next"""
+        """unclassified places since a backward pass, kept until the next phase is known"""
         self._gaps_ended: list[int] = []
-        """the phases that came next"""
+        """the phases that followed such gaps"""
         phases.on_gap_end = self._gaps_ended.append
         self.paused = False
-        """nothing of what is done now is the program's own"""
+        """whether samples are skipped, because the profiler disturbs the program"""
         self.looks = 0
         self.stopped_s = 0.0
         self._began_s = 0.0
@@ -87,26 +86,26 @@ class Watch:
         self._end = threading.Event()
         self._node = NodeLoad(root)
         self._links: dict[tuple[str, str], dict[str, Any]] = {}
-        """by both ends, with the longest round trips and queues so far"""
+        """connections by (local, remote) address, with their maxima so far"""
         self._mirror = Mirror(torch, reports)
         self._gpu: Any = None
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts sampling."""
         self._began_s = time.monotonic()
         threading.Thread(target=self._run, name="autotune-probe", daemon=True).start()
 
     def end(self) -> None:
-        """Says what is known now; looks no more."""
+        """Stops sampling and reports."""
         if not self._end.is_set():
             self._end.set()
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 self._node.look()
-            self._tell()
+            self._report()
             self._mirror.exchange()
 
     def _run(self) -> None:
-        told_s = node_s = 0.0
+        last_report_s = last_node_s = 0.0
         try:
             while True:
                 planned_s, cpu_s, delay_s = (
@@ -120,24 +119,24 @@ class Watch:
                 late_s = now_s - planned_s
                 if (
                     late_s > LATE_S
-                ):  # on the run queue is another matter, and so is a program that computes and lets no other thread run
+                ):  # time on the run queue does not count, nor time in which the program computes and blocks other threads
                     self.stopped_s += max(
                         0.0, late_s - (_delay_s() - delay_s) - (time.process_time() - cpu_s)
                     )
                 if not self.paused:
-                    self._look()
-                if now_s - node_s > NODE_S or not node_s:
-                    node_s = now_s
+                    self._sample()
+                if now_s - last_node_s > NODE_S or not last_node_s:
+                    last_node_s = now_s
                     if os.environ.get("LOCAL_RANK", "0") == "0":
                         self._node.look()
-                if now_s - told_s > TELL_S:
-                    told_s = now_s
-                    self._tell()
+                if now_s - last_report_s > TELL_S:
+                    last_report_s = now_s
+                    self._report()
                     self._mirror.exchange()
         except Exception as error:
             self._reports.send("trouble", error="watch: " + repr(error)[:300])
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while self._gaps_ended:
             self._end_gap(self._gaps_ended.pop(0))
         frame = sys._current_frames().get(self._phases.thread)
@@ -145,9 +144,9 @@ class Watch:
             return
         self.looks += 1
         phase = NAMES[self._phases.stack[-1]]
-        names, *place = _place(frame, self._around)
+        names, *place = _place_of(frame, self._pass_functions)
         if phase in ("forward", "backward", "optimizer"):
-            self._around |= names
+            self._pass_functions |= names
         key = (phase, *place)
         if phase == "rest" and not place[0] and self._phases.left == BACKWARD:
             self._gap.append(key)
@@ -155,8 +154,8 @@ class Watch:
             self._count(key)
 
     def _end_gap(self, phase: int) -> None:
-        """Between a backward pass and the optimizer nothing is loaded: what no kind is known of
-        there is the program's own work."""
+        """Counts the places of a gap. Nothing is loaded between a backward pass and the optimizer,
+        so unclassified places there are the program's own work."""
         gap, self._gap = self._gap, []
         for key in gap:
             self._count((key[0], "own", *key[2:]) if phase == OPTIMIZER else key)
@@ -165,7 +164,7 @@ class Watch:
         if key in self._lines or len(self._lines) < MOST_LINES:
             self._lines[key] = self._lines.get(key, 0) + 1
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         self._reports.send(
             "watch",
@@ -191,11 +190,11 @@ class Watch:
             **_group(),
             **_allocator(self._torch),
             node=self._node.told,
-            links=self._linked(),
+            links=self._link_maxima(),
             gpu=self._gpu_state(),
         )
 
-    def _linked(self) -> list[dict[str, Any]]:
+    def _link_maxima(self) -> list[dict[str, Any]]:
         for link in links():
             known = self._links.get((link["local"], link["remote"]), link)
             more = {
@@ -215,7 +214,7 @@ class Watch:
                 cuda = self._torch.cuda
                 self._gpu = Gpu(str(cuda.get_device_properties(cuda.current_device()).uuid))
             return dict(self._gpu.read())
-        except Exception:  # no NVML, or a device that it does not know
+        except Exception:  # no NVML, or an unknown device
             return {}
 
 
@@ -226,17 +225,16 @@ def _threads(torch: Any) -> int:
         return 0
 
 
-def _place(frame: Any, around: Set[str]) -> tuple[frozenset[str], str, str, str, str]:
-    """(the program's own functions; kind of what is done; the program's own innermost line, its
-    place and text; the innermost function of a library below it). The kind is told by the files of
-    libraries, else by the text of the line, else by the names of the program's functions that are
-    not `around` its passes."""
+def _place_of(frame: Any, around: Set[str]) -> tuple[frozenset[str], str, str, str, str]:
+    """(names of the program's functions; kind of work; the program's innermost line as path:number;
+    its text; the innermost library function below it). The kind is found from library files, else
+    from the line's text, else from names of the program's functions that are not in `around`."""
     kind, own, text, below = "", "", "", ""
     names = []
     depth = between = 0
     while frame is not None and depth < 60:
         code = frame.f_code
-        of_file, is_library = _file(code.co_filename)
+        of_file, is_library = _kind_of_file(code.co_filename)
         kind = kind or of_file
         if is_library:
             below = below or code.co_name
@@ -253,15 +251,20 @@ def _place(frame: Any, around: Set[str]) -> tuple[frozenset[str], str, str, str,
     if not kind and between <= MOST_BELOW:
         kind = next((kind for kind, words in _CALLS if any(word in text for word in words)), "")
     if not kind:
-        told = [name for name in names if name not in around]
+        outside_passes = [name for name in names if name not in around]
         kind = next(
-            (kind for kind, words in _WORDS if any(w in name for name in told for w in words)), ""
+            (
+                kind
+                for kind, words in _WORDS
+                if any(w in name for name in outside_passes for w in words)
+            ),
+            "",
         )
     return frozenset(names), kind, own, text, below
 
 
-def _file(path: str) -> tuple[str, bool]:
-    """(kind of what is done in this file, whether it is a library's)"""
+def _kind_of_file(path: str) -> tuple[str, bool]:
+    """(kind of work in this file or empty, whether it belongs to a library)"""
     if path not in _FILES:
         kind = next((kind for kind, parts in _KINDS if any(part in path for part in parts)), "")
         _FILES[path] = kind, is_library(path)
@@ -272,8 +275,8 @@ _FILES: dict[str, tuple[str, bool]] = {}
 
 
 def _delay_s() -> float:
-    told = text_of("/proc/thread-self/schedstat").split()
-    return int(told[1]) * 1e-9 if len(told) > 1 else 0.0
+    fields = text_of("/proc/thread-self/schedstat").split()
+    return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
 
 
 def _pressure(path: str) -> float:
@@ -286,38 +289,40 @@ def _pressure(path: str) -> float:
 
 
 def _io() -> dict[str, int]:
-    found = dict(line.split(": ") for line in text_of("/proc/self/io").splitlines() if ": " in line)
-    return {"writes": int(found.get("syscw", 0)), "written_bytes": int(found.get("wchar", 0)), "read_bytes": int(found.get("read_bytes", 0))}  # fmt: skip
+    counters = dict(
+        line.split(": ") for line in text_of("/proc/self/io").splitlines() if ": " in line
+    )
+    return {"writes": int(counters.get("syscw", 0)), "written_bytes": int(counters.get("wchar", 0)), "read_bytes": int(counters.get("read_bytes", 0))}  # fmt: skip
 
 
 def _group() -> dict[str, float]:
-    """Of the control group (version 1 or 2) that this process is in: time that a quota took, and
-    how often memory was at its limit."""
-    found: dict[str, float] = {}
+    """For this process's control group (version 1 or 2): seconds throttled by a CPU quota, and how
+    often memory was at its limit."""
+    limits: dict[str, float] = {}
     for line in text_of("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         path = path.rstrip("/")
         if names == "" or "cpu" in names.split(","):
-            where = "/sys/fs/cgroup" + ("/cpu" if names else "") + path + "/cpu.stat"
-            values = _numbers(where)
+            path_of_file = "/sys/fs/cgroup" + ("/cpu" if names else "") + path + "/cpu.stat"
+            values = _numbers(path_of_file)
             if values.get("nr_throttled"):
-                found["throttled_s"] = (
+                limits["throttled_s"] = (
                     values.get("throttled_time", 0) * 1e-9 or values.get("throttled_usec", 0) * 1e-6
                 )
         if names == "memory":
-            where = "/sys/fs/cgroup/memory" + path
-            count = text_of(where + "/memory.failcnt").strip()
+            path_of_file = "/sys/fs/cgroup/memory" + path
+            count = text_of(path_of_file + "/memory.failcnt").strip()
             if count.isdigit() and path:
-                found["memory_at_limit"] = int(count)
+                limits["memory_at_limit"] = int(count)
         if names == "" and path:
             values = _numbers("/sys/fs/cgroup" + path + "/memory.events")
             if values:
-                found["memory_at_limit"] = values.get("max", 0) + values.get("high", 0)
-    return found
+                limits["memory_at_limit"] = values.get("max", 0) + values.get("high", 0)
+    return limits
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """The lines `NAME NUMBER` of a file."""
+    """The lines `NAME NUMBER` of a file as a dict."""
     lines = (line.split() for line in text_of(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2}
 
@@ -326,11 +331,11 @@ def _allocator(torch: Any) -> dict[str, int]:
     if not uses_cuda(torch):
         return {}
     try:
-        found = torch.cuda.memory_stats()
+        stats = torch.cuda.memory_stats()
     except Exception:
         return {}
     return {
-        "alloc_retries": int(found.get("num_alloc_retries", 0)),
-        "allocated_bytes": int(found.get("allocated_bytes.all.peak", 0)),
-        "reserved_bytes": int(found.get("reserved_bytes.all.peak", 0)),
+        "alloc_retries": int(stats.get("num_alloc_retries", 0)),
+        "allocated_bytes": int(stats.get("allocated_bytes.all.peak", 0)),
+        "reserved_bytes": int(stats.get("reserved_bytes.all.peak", 0)),
     }
