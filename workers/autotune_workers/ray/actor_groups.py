@@ -1,13 +1,13 @@
-"""Actor groups: the placement groups that a runner holds on a cluster, each with its actors, for
-gangs of ranks and for nodes of programs alike.
+"""Actor groups: the placement groups that a runner holds on a cluster with their actors, both for
+gangs of ranks and for nodes of programs.
 
-    place    the actors' handles with the placement group as token (`gang.attempt_runner.Place`)
-    shape    what a place can be used for again: places of one shape are alike
+    place    the actors' handles, with the placement group as token (`gang.attempt_runner.Place`)
+    shape    kind and size of a place; places of the same shape are interchangeable
 
-A place is busy with an attempt, or idle and warm. All share one label in their names, one owner
-token, one heartbeat, one janitor and one count of what the cluster has. On a cluster that outlives
-its drivers the groups are detached; names begin with the study's prefix, by which the next
-controller of the study finds them.
+A place is busy with an attempt, or idle and warm. All share a label in their names, an owner token,
+a heartbeat, a janitor and the count of the cluster's resources. If the cluster outlives its
+drivers, groups are detached. Names begin with the study's prefix, by which the study's next
+controller finds them.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from autotune_workers.ray.janitor import JanitorHandle, study_prefix
 from autotune_workers.ray.nodes.environment import NOTHING_ADDED, NodeEnvironment
 
 HEARTBEAT_S = 3.0
-"""time between two heartbeats to the actors"""
+"""interval of heartbeats to the actors, seconds"""
 ANSWER_S = 5.0
-"""time that the actors of a place get to answer whoever adopts or releases them"""
+"""longest wait for actors to answer when they are adopted or released, seconds"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a place can be used for."""
+    """Kind and size of a place."""
 
     kind: Literal["gang", "program"]
-    """ranks of the native trainer, or nodes for programs; part of the names"""
+    """ranks of the native trainer, or nodes for programs; part of group names"""
     nodes: int
-    """among which the ranks are divided"""
+    """number of nodes"""
     ranks_per_node: int
     content: str = ""
-    """what its actors were given: a package of the program's folder"""
+    """digest of the program's folder sent to the actors; empty if none was"""
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """Total number of ranks."""
         return self.nodes * self.ranks_per_node
 
 
@@ -63,7 +63,7 @@ class _Held:
 
 
 class ActorGroups:
-    """What one runner holds on one cluster."""
+    """The actor groups of one runner on one cluster."""
 
     def __init__(
         self,
@@ -74,20 +74,20 @@ class ActorGroups:
         lost_s: float = LOST_S,
         environment: NodeEnvironment = NOTHING_ADDED,
     ) -> None:
-        """`bundle`: resources of one rank; `abandoned_s`: see `OwnedActor`; `lost_s`: see
+        """`bundle`: resources of one rank. `abandoned_s`: see `OwnedActor`. `lost_s`: see
         `Silence`."""
         self.cluster, self.environment = cluster, environment
         self.owner = secrets.token_hex(16)
-        """the token that our actors obey"""
+        """token that authorizes calls to the actors"""
         self.label = f"{secrets.token_hex(8)}-"
-        """part of the names of our groups, after the study's prefix"""
+        """part of the names of this runner's groups, after the study's prefix"""
         self.abandoned_s = abandoned_s if cluster.outlives_us else None
-        """None: the actors end with this process"""
+        """see `OwnedActor`; None if the actors end with this process"""
         self.capacity = ClusterCapacity(cluster, bundle=bundle, label=self.label)
         self._lost_s = lost_s
         self._clock = ListeningClock()
         self._held: list[_Held] = []
-        self._made = 0
+        self._group_count = 0
         self._janitor = JanitorHandle(self.label, abandoned_s)
         self._closed = threading.Event()
         self._heartbeats = threading.Thread(
@@ -97,11 +97,11 @@ class ActorGroups:
             self._heartbeats.start()
 
     def form(self, shape: Shape, study: str, make: Callable[[str], Any]) -> Any | None:
-        """A warm place of that shape, else a new one; idle ones are removed to free its resources.
-        None when there is not enough that is free.
+        """An idle place of that shape, else a new one, for which idle places are removed to free
+        resources. None if not enough is free.
 
-        `make`: asks Ray for the group of this name and for its actors. Raises `RunnerError` when
-        the head is gone.
+        `make`: creates the group of the given name with its actors. Raises `RunnerError` if the
+        head is gone.
         """
         self.capacity.count()
         busy = sum(held.shape.ranks for held in self._held if held.is_busy)
@@ -119,15 +119,14 @@ class ActorGroups:
             and sum(held.shape.ranks for held in self._held) + shape.ranks > self.capacity.ranks
         ):
             self.remove_idle()
-        self._made += 1
-        name = f"{study_prefix(study)}{self.label}{shape.kind}-{self._made}"
+        self._group_count += 1
+        name = f"{study_prefix(study)}{self.label}{shape.kind}-{self._group_count}"
         place = self.cluster.ask(lambda: self._make(name, make))
         self._held.append(_Held(place=place, shape=shape, study=study))
         return place
 
     def _remove_lost(self) -> None:
-        """Removes idle places on nodes that the head takes for dead: while nobody listened, nobody
-        noticed."""
+        """Removes idle places on dead nodes, which nobody noticed while nobody listened."""
         handles = [handle for held in self._idle for handle in held.place.handles]
         idle = [handle for handle in handles if handle.address and not handle.dead]
         living = self.cluster.addresses() if idle else set()
@@ -146,18 +145,18 @@ class ActorGroups:
         if self.abandoned_s is not None:
             self._janitor.ensure()
         place = make(name)
-        if self._closed.is_set():  # meanwhile
+        if self._closed.is_set():  # closed meanwhile
             remove_group(place.token)
             raise RunnerError("the runner is closed", remedy="create a new runner")
         return place
 
     @property
     def lifetime(self) -> str | None:
-        """Of groups and actors, as Ray calls it."""
+        """Ray's option `lifetime` for groups and actors."""
         return None if self.abandoned_s is None else "detached"
 
     def silence(self) -> Silence:
-        """For the handle of a new actor."""
+        """A new `Silence` for an actor's handle."""
         return Silence(self._lost_s)
 
     @property
@@ -165,26 +164,26 @@ class ActorGroups:
         return [held for held in self._held if not held.is_busy]
 
     def _is_of(self, held: _Held, study: str) -> bool:
-        """Whether the place may run trials of that study: on a cluster that goes on, the next
-        controller finds its groups by the study's name."""
+        """Whether the place may run trials of that study. If the cluster outlives its drivers, the
+        study must match, because its next controller finds groups by its name."""
         return self.abandoned_s is None or held.study == study
 
     def take(self, place: Any, shape: Shape, study: str, *, busy: bool) -> None:
-        """Holds a place that another runner of the study made."""
+        """Adds a place that another runner of the study made."""
         self._held.append(_Held(place=place, shape=shape, study=study, is_busy=busy))
 
     def handles(self, kind: str, *, or_idle: bool = False) -> list[Any]:
-        """Of the living actors of that kind, and on demand of all that are idle."""
-        of = [
+        """Handles of the living actors of that kind; `or_idle`: also of all idle places."""
+        selected = [
             held for held in self._held if held.shape.kind == kind or (or_idle and not held.is_busy)
         ]
-        handles = [handle for held in of for handle in held.place.handles]
+        handles = [handle for held in selected for handle in held.place.handles]
         return [handle for handle in handles if not handle.dead]
 
     def listen(self, kind: str, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the actors of that kind with their handles, after `timeout_s` at the latest,
-        whatever Ray does; the last of an actor that is lost is `gone`. An idle place that loses an
-        actor is removed. Raises `RunnerError` when the head of the cluster is gone."""
+        """Messages of the actors of that kind with their handles, after at most `timeout_s`. The
+        last message of a lost actor is `gone`. Idle places that lose an actor are removed. Raises
+        `RunnerError` if the head is gone."""
         import ray
 
         self.cluster.check()
@@ -217,12 +216,12 @@ class ActorGroups:
         return received
 
     def is_silent(self, handle: ActorHandle, for_s: float) -> bool:
-        """Whether the actor has given no sign of life for so long."""
+        """Whether the actor has been silent for more than `for_s` seconds."""
         return handle.silence.lasts_s(self._clock.look()) > for_s
 
     def disband(self, place: Any, *, is_usable: bool) -> bool:
-        """Takes a place back after its attempt. Whether it stays, idle: a place with a lost actor
-        does not, nor one that others wait for."""
+        """Takes a place back after its attempt. Returns whether it stays as an idle one; it does
+        not if it lost an actor, is not usable, or others wait for resources."""
         held = next(held for held in self._held if held.place is place)
         is_wanted = self.capacity.is_wanted()
         if is_wanted:
@@ -234,7 +233,7 @@ class ActorGroups:
         return True
 
     def is_placed(self, place: Any) -> bool:
-        """Whether Ray has placed the group; until then its actors cannot start, and idle ones are
+        """Whether Ray has placed the group. If not, its actors cannot start, and idle places are
         removed to free resources."""
         placed = self.capacity.is_placed(place.token)
         if not placed:
@@ -242,8 +241,7 @@ class ActorGroups:
         return placed
 
     def leave_out(self, node: str, needed: Placement) -> LeftOut:
-        """See `autotune.ports.ChoosingRunner`. Places that are warm may be on it, and are
-        removed."""
+        """See `autotune.ports.ChoosingRunner`. Removes idle places, which may be on the node."""
         if not self.cluster.has(node):
             return "absent"
         if not self.capacity.has_room_without(node, needed):
@@ -253,32 +251,33 @@ class ActorGroups:
         return "left out"
 
     def remove_idle(self) -> bool:
-        """Removes the place that has been idle for longest; whether there was one."""
+        """Removes the place that has been idle longest. Returns whether there was one."""
         idle = self._idle
         if idle:
             self.remove(idle[0].place)
         return bool(idle)
 
     def remove(self, place: Any) -> None:
-        """Kills its actors and removes its group, unless somebody else has adopted them."""
+        """Kills the place's actors and removes its group, unless another runner has adopted
+        them."""
         self._held = [held for held in self._held if held.place is not place]
 
         def remove() -> None:
-            if self.abandoned_s is None or self._may_end(place):
+            if self.abandoned_s is None or self._release_all(place):
                 for handle in place.handles:
                     handle.close()
                 remove_group(place.token)
             for handle in place.handles:
                 handle.dead = True
 
-        with contextlib.suppress(Exception):  # without a head there is nothing to remove
+        with contextlib.suppress(Exception):  # nothing can be removed without a head
             self.cluster.ask(remove)
 
     def close(self) -> None:
-        """Kills all actors and removes all placement groups, except those that somebody else has
+        """Kills all actors and removes all placement groups, except those that another runner has
         adopted."""
         self._closed.set()
-        # a call after the connection has ended would have Ray start another cluster
+        # a call after the end of the connection would make Ray start another cluster
         if self._heartbeats.is_alive():
             self._heartbeats.join(ANSWER_S)
         for held in list(self._held):
@@ -293,9 +292,9 @@ class ActorGroups:
                     if not handle.dead:
                         handle.heartbeat()
 
-    def _may_end(self, place: Any) -> bool:
-        """Whether nobody else has adopted the place. An actor that does not answer is not ended
-        here: without heartbeats it ends by itself."""
+    def _release_all(self, place: Any) -> bool:
+        """Whether the place may be removed: no other runner has adopted it. Places with an
+        unresponsive actor are not removed; without heartbeats the actor ends by itself."""
         import ray
         from ray.exceptions import RayActorError
         from ray.util.placement_group import placement_group_table
@@ -303,22 +302,22 @@ class ActorGroups:
         if any(handle.superseded for handle in place.handles):
             return False
         if placement_group_table(place.token)["state"] == "PENDING":
-            return True  # nothing lives there yet
-        asked = [
+            return True  # no actor has started yet
+        calls = [
             handle.actor.release.remote(self.owner) for handle in place.handles if not handle.dead
         ]
-        answers, silent = (
-            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        answers, unanswered = (
+            ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S) if calls else ([], [])
         )
-        may = not silent
+        are_ours = not unanswered
         for answer in answers:
-            with contextlib.suppress(RayActorError):  # the dead are nobody's
-                may = ray.get(answer) and may
-        return may
+            with contextlib.suppress(RayActorError):  # dead actors cannot have been adopted
+                are_ours = ray.get(answer) and are_ours
+        return are_ours
 
 
 def remove_group(group: Any) -> None:
-    """Removes a placement group; the actors that run there end."""
+    """Removes a placement group, which ends its actors."""
     from ray.util.placement_group import remove_placement_group
 
     remove_placement_group(group)

@@ -1,17 +1,16 @@
-"""The janitor: an actor that removes placement groups which a killed driver has left without
-actors.
+"""The janitor: an actor that removes placement groups left without actors by a killed driver.
 
-A driver asks for a placement group first and then for the actors that run in it. Both are detached
-from the driver, so that the next controller of the study can adopt the gang. Killed between the
-two, a driver leaves a group that nobody else removes. Gangs whose actors have started end
-themselves (`ranks.host`).
+A driver creates a placement group first and then the actors that run in it. Both are detached from
+the driver, so that the study's next controller can adopt the gang. A driver killed between the two
+leaves a group that nothing else removes. Gangs whose actors have started end by themselves
+(`ranks.host`).
 
-Silence is no death: a driver whose link is down lives on. So the janitor runs on the node of the
-head, and asks the head whether the driver's job has ended before it removes anything. It goes on
-waiting while the job lives, and returns to silence once it hears from the driver again.
+A silent driver may be alive with its network link down. So the janitor runs on the head's node, and
+asks the head whether the driver's job has ended before it removes anything. While the job is alive
+it keeps waiting, and it starts over when it gets a heartbeat.
 
-Names of what a runner makes on a cluster, by which the next controller of the study and the janitor
-find it.
+Names of a runner's groups and actors on a cluster, by which the study's next controller and the
+janitor find them:
 
 group   autotune-STUDY-LABEL-gang-N or autotune-STUDY-LABEL-program-N     LABEL: of the runner
 actor   GROUP-rank-I or GROUP-node-I                                      a rank of the native trainer, or a node that runs programs
@@ -32,31 +31,31 @@ _ACTOR = re.compile(r"(?P<group>.+)-(?P<what>rank|node)-\d+")
 
 
 def study_prefix(study: str) -> str:
-    """How the names of all groups and actors of a study begin."""
+    """Prefix of the names of all groups and actors of a study."""
     return f"autotune-{study}-"
 
 
 def group_of(actor: str) -> str:
-    """The group of an actor; empty for one that is in none of ours."""
+    """Name of an actor's group; empty for other actors."""
     found = _ACTOR.fullmatch(actor)
     return found["group"] if found else ""
 
 
 def is_node(actor: str) -> bool:
-    """Whether it is the actor of a node that runs programs."""
+    """Whether the name is that of the actor of a node for programs."""
     found = _ACTOR.fullmatch(actor)
     return found is not None and found["what"] == "node"
 
 
 LOOK_S = 2.0
-"""between two searches for what a driver has left, and between two questions whether it lives"""
+"""interval of searches for remaining groups, and of checks whether the driver lives, seconds"""
 HEAD = {"node:__internal_head__": 0.001}
-"""a resource that Ray gives to the node of the head only"""
+"""a resource that only the head's node has"""
 
 
 def orphaned_groups(part: str, *, without: str = "") -> list[str]:
-    """Names of the placement groups that contain `part`, but not `without`, and that are not placed
-    yet or have no actor."""
+    """Names of placement groups that contain `part` but not `without`, and are not placed yet or
+    have no actor."""
     import ray
 
     gangs = {group_of(name) for name in ray.util.list_named_actors()}
@@ -68,8 +67,8 @@ def orphaned_groups(part: str, *, without: str = "") -> list[str]:
 
 
 def remove_groups(groups: list[str]) -> None:
-    """Removes the groups that still exist, and kills their actors: actors that wait for a placement
-    do not end with their group."""
+    """Removes those of the groups that still exist and kills their actors, because actors waiting
+    for a placement do not end with their group."""
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
@@ -94,19 +93,19 @@ def _groups(part: str) -> dict[str, str]:
 
 
 def has_ended(job: str) -> bool:
-    """Whether that job's driver has ended, by the head's own account, which forgets jobs long after
-    their end. Raises when the head does not answer."""
+    """Whether the job's driver has ended, according to the head, which forgets jobs long after
+    their end. Raises if the head does not answer."""
     from ray._private.state import jobs
 
     return all(entry["IsDead"] for entry in jobs() if entry["JobID"] == job)
 
 
 class Janitor:
-    """Waits until its driver is gone, and then removes its groups until nothing is left."""
+    """Waits until its driver is gone, then removes its groups until none is left."""
 
     def __init__(self, label: str, abandoned_s: float) -> None:
-        """`label`: part of the names of all the driver's groups. `abandoned_s`: time without a
-        heartbeat after which the driver may be gone."""
+        """`label`: part of the names of all the driver's groups. `abandoned_s`: seconds without a
+        heartbeat after which the driver is checked."""
         import ray
 
         context = ray.get_runtime_context()
@@ -115,7 +114,7 @@ class Janitor:
         threading.Thread(target=self._watch, name="autotune-janitor", daemon=True).start()
 
     def heartbeat(self) -> None:
-        """The driver lives."""
+        """Called by the driver while it is alive."""
         self._silent_s = 0.0
 
     def _watch(self) -> None:
@@ -124,7 +123,7 @@ class Janitor:
         while not self._driver_is_gone():
             time.sleep(LOOK_S)
         is_left = True
-        while is_left:  # the head may be away, and gangs with actors take their time
+        while is_left:  # the head may be unreachable, and gangs with actors need time to end
             with contextlib.suppress(Exception):
                 remove_groups(orphaned_groups(self._label))
                 is_left = bool(_groups(self._label))
@@ -132,8 +131,8 @@ class Janitor:
         ray.kill(self._self)
 
     def _driver_is_gone(self) -> bool:
-        """Waits until the driver is silent, and tells whether its job has ended. A head that is
-        away has told nothing."""
+        """Waits until the driver is silent. Returns whether its job has ended; False if the head
+        does not answer."""
         round_s = min(1.0, self._abandoned_s / 4)
         while self._silent_s < self._abandoned_s:
             time.sleep(round_s)
@@ -144,7 +143,7 @@ class Janitor:
 
 
 def start_janitor(label: str, abandoned_s: float) -> Any:
-    """The actor, known to the cluster when this returns."""
+    """Starts the actor and returns it, registered in the cluster."""
     import ray
 
     kind = ray.remote(num_cpus=0, resources=HEAD, max_restarts=0)(Janitor)
@@ -153,24 +152,23 @@ def start_janitor(label: str, abandoned_s: float) -> Any:
 
 
 class JanitorHandle:
-    """The driver's side of its janitor, which is started with the first gang and again when it was
-    lost. Threads may share it."""
+    """The driver's handle of its janitor, which is started with the first gang and again if it was
+    lost. Thread-safe."""
 
     def __init__(self, label: str, abandoned_s: float) -> None:
         """See `Janitor`."""
         self._label, self._abandoned_s = label, abandoned_s
         self._actor: Any = None
         self._heartbeat_call: Any = None
-        """the last call that told it that its driver lives"""
+        """the last heartbeat call"""
 
     def ensure(self) -> None:
-        """Starts the actor unless there is one."""
+        """Starts the actor unless it exists."""
         if self._actor is None:
             self._actor = start_janitor(self._label, self._abandoned_s)
 
     def heartbeat(self) -> None:
-        """Tells the actor that its driver lives; forgets one that is gone, so that the next gang
-        starts another."""
+        """Sends a heartbeat. Drops an actor that is gone, so that the next gang starts another."""
         import ray
         from ray.exceptions import ActorDiedError
 
@@ -186,12 +184,12 @@ class JanitorHandle:
             self._heartbeat_call = actor.heartbeat.remote()
         except ActorDiedError:
             self._actor = None
-        except Exception:  # Ray could not answer; whether the actor lives is another question
+        except Exception:  # Ray could not answer; the actor may be alive
             return
 
     def dismiss(self, cluster: RayCluster) -> None:
-        """Removes what is left of the driver's groups, and ends the actor. Where Ray does not
-        answer, the actor does both by itself."""
+        """Removes the driver's remaining groups and ends the actor. If Ray does not answer, the
+        actor does both by itself."""
         import ray
 
         actor, self._actor = self._actor, None

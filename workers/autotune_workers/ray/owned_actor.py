@@ -1,10 +1,10 @@
-"""Owned actors: what the actors of ranks and of nodes share. An actor obeys one owner at a time,
-known by a token, and keeps its messages for it.
+"""Base class of the actors of ranks and nodes. An actor obeys one owner at a time, identified by a
+token, and keeps its messages for it.
 
-On a cluster that outlives its drivers, actors outlive them too, for a while. An actor whose owner
-gives no sign of life for `abandoned_s` ends what it started and removes its placement group.
+On a cluster that outlives its drivers, actors outlive them for a while. An actor without a
+heartbeat from its owner for `abandoned_s` ends its processes and removes its placement group.
 
-The message log of an actor: its messages, numbered from 1, kept until nobody needs them any more.
+An actor's message log has its messages, numbered from 1, until they are no longer needed.
 """
 
 from __future__ import annotations
@@ -22,44 +22,48 @@ from autotune_workers.gang.wire import Message
 
 
 class MessageLog:
-    """Messages are kept until the owner of the actor confirms them, because an answer that Ray
-    loses on its way is given again, and as long as their trial is the last one, for an owner that
-    adopts a rank. Threads may share it."""
+    """Messages of an actor. They are kept until its owner confirms them, because Ray may lose an
+    answer, and messages of the last trial also for a later owner that adopts the rank.
+    Thread-safe."""
 
     def __init__(self, *, keeps_trial: bool = True) -> None:
         """`keeps_trial`: whether confirmed messages of the last trial are kept too."""
         self._keeps_trial = keeps_trial
-        self._news = threading.Condition()
+        self._has_messages = threading.Condition()
         self._messages: deque[Message] = deque()
-        self._last = self._before = self._confirmed = 0
+        self._last = self._last_before_trial = self._confirmed = 0
 
     def add(self, message: Message) -> None:
-        """Appends a message and wakes up who waits for it."""
-        with self._news:
+        """Appends a message and wakes up waiting threads."""
+        with self._has_messages:
             self._last += 1
             self._messages.append({**message, "number": self._last})
-            self._news.notify_all()
+            self._has_messages.notify_all()
 
     def begin(self) -> None:
-        """A trial begins: earlier messages are dropped once they are confirmed."""
-        with self._news:
-            self._before = self._last
+        """Call when a trial begins: earlier messages are dropped once confirmed."""
+        with self._has_messages:
+            self._last_before_trial = self._last
 
     @property
     def unheard(self) -> int:
-        """How many messages are not confirmed."""
-        with self._news:
+        """Number of unconfirmed messages."""
+        with self._has_messages:
             return self._last - self._confirmed
 
     def after(self, number: int, timeout_s: float = 0.0) -> list[Message]:
-        """The messages after `number`, which confirms those up to it; waits up to `timeout_s` for
-        the first."""
-        with self._news:
+        """The messages after `number`, and confirms those up to it. Waits up to `timeout_s` for the
+        first."""
+        with self._has_messages:
             self._confirmed = max(self._confirmed, number)
-            needless = min(self._before, self._confirmed) if self._keeps_trial else self._confirmed
-            while self._messages and self._messages[0]["number"] <= needless:
+            dropped_up_to = (
+                min(self._last_before_trial, self._confirmed)
+                if self._keeps_trial
+                else self._confirmed
+            )
+            while self._messages and self._messages[0]["number"] <= dropped_up_to:
                 self._messages.popleft()
-            self._news.wait_for(lambda: self._last > number, timeout_s)
+            self._has_messages.wait_for(lambda: self._last > number, timeout_s)
             first = self._messages[0]["number"] if self._messages else 0
             return [
                 dict(message)
@@ -68,15 +72,15 @@ class MessageLog:
 
 
 LISTEN_S = 1.0
-"""longest wait of one `listen` call"""
+"""longest wait of one `listen` call, seconds"""
 TRY_AGAIN_S = 5.0
-"""between two tries to remove the placement group of an abandoned actor; what it started is gone
-already"""
+"""interval of tries to remove the placement group of an abandoned actor, whose processes have
+already ended, seconds"""
 
 
 class OwnedActor(ABC):
-    """Methods run in groups of one thread each, so that orders keep their order while `listen`
-    waits. All take the caller's token."""
+    """Base class of an owned actor. Ray runs its methods in groups with one thread each, so that
+    orders keep their order while `listen` waits. All methods take the caller's token."""
 
     def _prepare(self, owner: str) -> None:
         self._owner, self._silent_s = owner, 0.0
@@ -84,8 +88,8 @@ class OwnedActor(ABC):
         self._log = MessageLog()
 
     def _watch_owner(self, abandoned_s: float | None) -> None:
-        """Has the actor end itself when it is abandoned. `abandoned_s`: None when it ends with its
-        driver."""
+        """Makes the actor end itself when it is abandoned. `abandoned_s`: seconds without a
+        heartbeat; None if it ends with its driver."""
         import ray
 
         if abandoned_s is not None:
@@ -99,8 +103,8 @@ class OwnedActor(ABC):
             watch.start()
 
     def listen(self, owner: str, heard: int = 0) -> list[Message]:
-        """The messages after number `heard`, each with its `number`; waits up to `LISTEN_S` for the
-        first. Anybody but the owner gets the one message `superseded`."""
+        """The messages after number `heard`, each with its `number`. Waits up to `LISTEN_S` for the
+        first. Callers other than the owner get a single message `superseded`."""
         if self._is_owner(owner):
             messages = self._log.after(heard, LISTEN_S)
             if self._is_owner(owner):
@@ -108,12 +112,12 @@ class OwnedActor(ABC):
         return [{"event": "superseded", "number": heard + 1, "generation": -1}]
 
     def heartbeat(self, owner: str) -> None:
-        """The owner lives."""
+        """Called by the owner while it is alive."""
         self._is_owner(owner)
 
     def release(self, owner: str) -> bool:
-        """Whether the caller may end the actor: nobody else has adopted it, and from now on nobody
-        can adopt it."""
+        """Releases the actor if the caller is its owner, so that nobody can adopt it any more.
+        Returns whether the caller may end it."""
         with self._lock:
             if owner != self._owner:
                 return False
@@ -128,11 +132,11 @@ class OwnedActor(ABC):
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Ends what the actor started: its owner is gone."""
+        """Ends the actor's processes, because its owner is gone."""
 
     def _watch(self, abandoned_s: float, group: Any) -> None:
-        """Ends the actor when its owner has sent no heartbeat for so long, counted in rounds: a
-        machine that stood still counts as one round."""
+        """Ends the actor when its owner has sent no heartbeat for `abandoned_s`. Counted in rounds,
+        so that a suspension of the machine counts as one round."""
         from ray.util.placement_group import remove_placement_group
 
         round_s = min(1.0, abandoned_s / 4)
@@ -144,9 +148,9 @@ class OwnedActor(ABC):
                     self._owner = ""
                     break
         else:
-            return  # its owner released it, and will end it
+            return  # released by its owner, which will end it
         self._abandon()
-        while True:  # Ray ends this process with its group; the head may be away
+        while True:  # Ray ends this process with its group; the head may be unreachable
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
             time.sleep(TRY_AGAIN_S)
@@ -155,8 +159,8 @@ class OwnedActor(ABC):
 def remote_actor(
     kind: type[OwnedActor], name: str, orders: tuple[str, ...], ownership: tuple[str, ...] = ()
 ) -> Any:
-    """The actor class of `kind`, called `name` in Ray. `orders`: methods that run one after
-    another; `ownership`: those that must not wait for an order."""
+    """The Ray actor class of `kind`, named `name` in Ray. `orders`: methods that run one after
+    another. `ownership`: methods that must not wait for orders."""
     import ray
 
     groups: Mapping[str, tuple[str, ...]] = {

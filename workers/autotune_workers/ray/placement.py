@@ -1,11 +1,12 @@
-"""Placement: a group of whole nodes, one bundle with the resources of all its ranks for each node.
+"""Creates placement groups of whole nodes, with one bundle per node for the resources of all its
+ranks.
 
     nodes    bundles of the group, in the order of the node ranks
     bundle   resources of one node: {"CPU": ranks * CPUs of a rank, "GPU": ranks * GPUs of a rank}
 
-Several bundles are placed on as many different nodes. Where the nodes carry the label
-`ray.io/gpu-domain` (nodes joined by NVLink or the like) and one domain has enough of them, all are
-placed in one domain; Ray offers this since 2.60. A group that has no room waits as PENDING.
+Each bundle is placed on a different node. If nodes have the label `ray.io/gpu-domain` (nodes joined
+by NVLink or similar) and one domain has enough of them, all are placed in one domain, which Ray
+supports since 2.60. A group without room waits as PENDING.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 DOMAIN = "ray.io/gpu-domain"
-"""label of nodes whose GPUs reach one another without the network"""
+"""label of nodes whose GPUs communicate without the network"""
 NODE = "ray.io/node-id"
 
 
@@ -28,8 +29,8 @@ def place_nodes(
     lifetime: str | None,
     left_out: Collection[str] = (),
 ) -> Any:
-    """Asks for a placement group and returns it at once, placed or not. `lifetime`: None, or
-    "detached" for one that outlives its driver; `left_out`: nodes that it must not use.
+    """Creates a placement group and returns it at once, placed or not. `lifetime`: None, or
+    "detached" to outlive the driver. `left_out`: nodes that must not be used.
 
     Needs the head of the cluster: call it through `RayCluster.ask`.
     """
@@ -39,40 +40,42 @@ def place_nodes(
     is_topology_known = "topology_strategy" in inspect.signature(placement_group).parameters
     living = ray.nodes() if left_out or (nodes > 1 and is_topology_known) else ()
     usable = [node for node in living if not is_among(node, left_out)] if is_topology_known else ()
-    how = strategy(nodes, in_domain=domain_of(usable, nodes, bundle) != "") | avoiding(
-        living, left_out, nodes
+    placement_options = strategy(
+        nodes, in_domain=domain_of(usable, nodes, bundle) != ""
+    ) | avoiding(living, left_out, nodes)
+    return placement_group(
+        [dict(bundle)] * nodes, name=name, lifetime=lifetime, **placement_options
     )
-    return placement_group([dict(bundle)] * nodes, name=name, lifetime=lifetime, **how)
 
 
 def avoiding(
     living: Iterable[Mapping[str, Any]], left_out: Collection[str], bundles: int
 ) -> dict[str, Any]:
-    """The argument of `placement_group` that keeps its bundles off the nodes of these names;
-    `living`: as `ray.nodes()` lists them."""
-    numbers = sorted(
+    """The argument of `placement_group` that excludes nodes with these names; empty if there are
+    none. `living`: from `ray.nodes()`."""
+    node_ids = sorted(
         str(node["NodeID"]) for node in living if node["Alive"] and is_among(node, left_out)
     )
     return (
-        {"bundle_label_selector": [{NODE: f"!in({', '.join(numbers)})"}] * bundles}
-        if numbers
+        {"bundle_label_selector": [{NODE: f"!in({', '.join(node_ids)})"}] * bundles}
+        if node_ids
         else {}
     )
 
 
 def is_among(node: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a node that `ray.nodes()` lists has one of these hostnames or addresses."""
-    known = (
+    """Whether a node from `ray.nodes()` has one of these hostnames or addresses."""
+    own_names = (
         str(node.get("NodeManagerAddress", "")),
         *names_of(str(node.get("NodeManagerHostname", ""))),
     )
     return bool(names) and bool(
-        {*names, *(names_of(name)[0] for name in names if not _is_address(name))} & {*known}
+        {*names, *(names_of(name)[0] for name in names if not _is_address(name))} & {*own_names}
     )
 
 
 def names_of(hostname: str) -> tuple[str, str]:
-    """The names under which a node may be meant."""
+    """The short and the full hostname."""
     return hostname.partition(".")[0], hostname
 
 
@@ -81,7 +84,7 @@ def _is_address(name: str) -> bool:
 
 
 def strategy(nodes: int, *, in_domain: bool) -> dict[str, Any]:
-    """The arguments of `placement_group` that say where the bundles go. `in_domain`: whether one
+    """The arguments of `placement_group` for the placement of bundles. `in_domain`: whether one
     domain has enough nodes."""
     if nodes == 1:
         return {"strategy": "STRICT_PACK"}
@@ -91,10 +94,10 @@ def strategy(nodes: int, *, in_domain: bool) -> dict[str, Any]:
 
 
 def domain_of(living: Iterable[Mapping[str, Any]], nodes: int, bundle: Mapping[str, float]) -> str:
-    """A domain with at least so many living nodes that are large enough for the bundle, whether
-    they are free now or not; empty: there is none.
+    """A domain with at least `nodes` living nodes that are large enough for the bundle, free or
+    not; empty if there is none.
 
-    `living`: as `ray.nodes()` lists them.
+    `living`: from `ray.nodes()`.
     """
     sizes = Counter(
         node["Labels"][DOMAIN]

@@ -1,14 +1,13 @@
-"""A Ray Train loop under measurement: what takes the place of `ray.train.report` in a trial's
-workers, and the recorder to which all of them report.
+"""Measures a Ray Train loop: a replacement for `ray.train.report` in a trial's workers, and the
+recorder that they report to.
 
-    MeasuredReports   in each worker: times the span between two reports, sends it with the metrics to the recorder, ends the loop when told to
+    MeasuredReports   in each worker: times the span between reports, sends it with the metrics to the recorder, ends the loop on its answer
     Recorder          one actor per trial: joins the reports of all ranks into steps, and decides after which step the loop ends
 
-A step is what lies between two reports of one rank, without the time that reporting takes; its time
-is that of the slowest rank. Ray's own report is not called: it blocks until Ray Train's controller
-looks for it, every two seconds (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S), and a trial keeps no
-checkpoints. All ranks must report equally often, as Ray asks of them anyway, so the end comes at
-the same step for all.
+A step is the span between two reports of a rank, without the time of reporting. Its time is that of
+the slowest rank. Ray's own `report` is not called: it blocks until Ray Train's controller polls,
+every two seconds (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S), and trials keep no checkpoints. All ranks
+must report equally often, which Ray requires too, so the loop ends at the same step on all.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LOSSES = ("loss", "train_loss", "train/loss")
-"""names of the loss among reported metrics; the first that is there counts"""
+"""names of the loss in reported metrics; the first one present is used"""
 PASSED_ON = ("grad_norm", "step_time_s", "tokens_per_s", "peak_memory_bytes")
-"""metrics that are taken as they are reported"""
+"""metrics that are recorded as reported"""
 
 
 class TrialOver(BaseException):
-    """Leaves the user's loop. Not an `Exception`, so that a loop that goes on after errors ends
-    too."""
+    """Leaves the user's loop. Not an `Exception`, so that a loop that catches errors ends too."""
 
 
 class Recorder:
-    """Steps of all ranks. An actor: its methods are called by the workers and by the runner."""
+    """Collects the steps of all ranks. A Ray actor, called by the workers and the runner."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -44,12 +42,12 @@ class Recorder:
         self._workers: list[Any] = []
 
     def join(self, worker: Any) -> None:
-        """A rank begins its loop; `worker`: its actor."""
+        """Call when a rank begins its loop. `worker`: its actor."""
         self._workers.append(worker)
 
     def report(self, rank: int, step: int, row: dict[str, float]) -> bool:
-        """What a rank says of a step (nothing of its first one, unless it timed that itself).
-        Whether the loop ends here."""
+        """Takes a rank's figures of a step; `row` is empty for a first step without a time. Returns
+        whether the loop ends here."""
         self._highest = max(self._highest, step)
         if self._last is not None and step >= self._last:
             return True
@@ -61,7 +59,7 @@ class Recorder:
         return False
 
     def news(self) -> dict[str, Any]:
-        """Whether all ranks have begun, and the steps since the last call."""
+        """{"began": whether all ranks have begun, "steps": steps since the last call}."""
         steps, self._steps = self._steps, []
         return {"began": len(self._workers) >= self._num_ranks, "steps": steps}
 
@@ -70,13 +68,13 @@ class Recorder:
         self._last = self._highest + 1 if self._last is None else self._last
 
     def workers(self) -> list[Any]:
-        """The actors of all ranks that have begun."""
+        """The actors of the ranks that have begun."""
         return self._workers
 
 
 def joined(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """One step of all ranks: the longest time, the largest peak, the mean loss, and rank 0's other
-    figures."""
+    """Joins the ranks' figures of one step: the longest time, the largest peak, the mean loss, and
+    rank 0's other figures."""
     row = dict(rows[min(rows)])
     for name in ("step_time_s", "peak_memory_bytes"):
         row |= (
@@ -87,22 +85,21 @@ def joined(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 class MeasuredReports:
-    """Stands in for Ray Train's functions in a worker: everything but `report` is passed on to
-    them."""
+    """Replaces Ray Train's functions in a worker. All but `report` are forwarded to them."""
 
     def __init__(self, functions: Any, recorder: Any, rank: int) -> None:
         self._functions, self._recorder, self._rank = functions, recorder, rank
-        self._step, self._left_s = 0, math.nan
+        self._step, self._report_ended_s = 0, math.nan
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._functions, name)
 
     def report(self, metrics: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        """Measures the step that ends here. Raises `TrialOver` when it was the last one."""
+        """Measures the step that ends here. Raises `TrialOver` if it is the last one."""
         import ray
 
         synchronize()
-        elapsed_s = time.perf_counter() - self._left_s
+        elapsed_s = time.perf_counter() - self._report_ended_s
         row = figures(metrics)
         if "step_time_s" not in row and "tokens_per_s" not in row and math.isfinite(elapsed_s):
             row["step_time_s"] = elapsed_s
@@ -114,11 +111,11 @@ class MeasuredReports:
         self._step += 1
         if is_over:
             raise TrialOver
-        self._left_s = time.perf_counter()
+        self._report_ended_s = time.perf_counter()
 
 
 def measured(loop: Callable[..., Any], recorder: Any) -> Callable[[dict[str, Any]], None]:
-    """The loop as a trial runs it."""
+    """The loop for a trial, with measured reports."""
     takes_config = bool(inspect.signature(loop).parameters)
 
     def train_loop(config: dict[str, Any]) -> None:
@@ -146,7 +143,7 @@ def measured(loop: Callable[..., Any], recorder: Any) -> Callable[[dict[str, Any
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What is known by name among the reported metrics, as numbers; tensors of one element too."""
+    """The known metrics among the reported ones, as floats; also one-element tensors."""
     named = {name: metrics[name] for name in PASSED_ON if name in metrics}
     loss = next((metrics[name] for name in LOSSES if name in metrics), None)
     row: dict[str, float] = {}
@@ -159,14 +156,14 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def synchronize() -> None:
-    """Waits for the GPU, where there is one in use."""
+    """Waits for the GPU, if torch uses one."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def peak_memory_bytes() -> float:
-    """The peak of this rank: reserved on its GPU, else resident in its process."""
+    """Peak memory of this rank: reserved on its GPU, else resident in its process."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_reserved())

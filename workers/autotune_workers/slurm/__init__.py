@@ -1,7 +1,7 @@
-"""Keepers on the nodes of an allocation of Slurm: programs run there without Ray, in containers
-too.
+"""Runs programs on the nodes of a Slurm allocation without Ray, also in containers: a keeper per
+node.
 
-places.py         the nodes of the allocation as program places: which are free, which are lost, who has connected
-keeper_step.py    one step of srun that holds a keeper on each node of an attempt, and a look whether a node answers
-node_start.py     what such a step starts on a node: fetches the keeper and becomes it. Its text is sent, so it needs nothing but Python
+places.py         the nodes of the allocation as program places: free and lost nodes, connections of keepers
+keeper_step.py    a step of srun that runs a keeper on each node of an attempt, and a test whether a node answers
+node_start.py     program of such a step: fetches the keeper's code and becomes the keeper. Its source is sent, so it needs only Python
 """

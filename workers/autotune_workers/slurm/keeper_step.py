@@ -1,7 +1,7 @@
-"""One step of srun that holds a keeper on each node of an attempt.
+"""One step of srun that runs a keeper on each node of an attempt.
 
-start      srun on those nodes, in the container that the job names; each node connects, says the step's number, and gets the keeper's code
-end        its keepers end by themselves; what is left after `END_S` is ended by `scancel --signal=KILL JOB.STEP`, srun itself after as long again
+start      srun on those nodes, in the job's container if it has one; each node connects, sends the step's number, and gets the keeper's code
+end        its keepers end by themselves; after `END_S` the rest is ended by `scancel --signal=KILL JOB.STEP`, and after `END_S` more srun itself
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.slurm import node_start
 
 END_S = 8.0
-"""for a step to end when its keepers were told to"""
+"""longest wait for a step to end after its keepers were ordered to, seconds"""
 STRAGGLER_S = 10.0
-"""for the other nodes to connect once one has, and srun has named trouble"""
+"""longest wait for the other nodes to connect once one has and srun has reported an error,
+seconds"""
 SLOW_S = 60.0
-"""for the nodes to connect, before it is looked whether they are there: an image may take minutes
-to be loaded"""
+"""wait for nodes to connect before they are tested, seconds: loading a container image may take
+minutes"""
 LOOK_S = 20.0
-"""for a node to answer whether it is there"""
+"""longest wait for a node to answer a test, seconds"""
 LOST_S = 12
-"""without a sign of life of its machine a keeper is lost"""
+"""seconds without TCP traffic from its machine after which a keeper counts as lost"""
 TERMINATED = 128 + signal.SIGTERM
-"""what srun returns once Slurm has told the step to end"""
+"""exit status of srun after Slurm has ordered the step to end"""
 KEEPERS_CODE = (
     "__init__.py",
     "probe/__init__.py",
@@ -57,25 +58,27 @@ KEEPERS_CODE = (
     "process/program/__init__.py",
     "process/program/account.py",
 )
-"""files of `autotune_workers` that the keeper imports, beside what the probe puts into programs"""
+"""files of `autotune_workers` that the keeper imports, besides the probe's `injected` files"""
 _REST_OF_AUTOTUNE = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
-"""finds the other modules of the package where the node has it"""
+"""content of autotune/__init__.py on the node: also finds the package's other modules if the node
+has them"""
 
 
 @final
 class SlurmNode:
-    """A node of a step as the runner sees it; a `NodeHandle`."""
+    """The runner's handle of a node of a step; implements `NodeHandle`."""
 
     def __init__(self, name: str) -> None:
-        """`name`: the host's; empty until the attempt has its nodes."""
+        """`name`: of the host; empty until the attempt has its nodes."""
         self.name, self.ready, self.is_lost = name, False, False
         self.address, self.port = "", 0
         self.keeper: KeeperProcess | None = None
-        """once the node has connected"""
+        """None until the node has connected"""
         self._environment: Mapping[str, str] = {}
 
     def connect(self, connection: socket.socket, said: Mapping[str, object]) -> Message:
-        """Takes the node's connection, sends it the keeper, and returns its message `ready`."""
+        """Takes the node's connection, sends it the keeper's code, and returns its message `ready`.
+        `said`: the node's greeting."""
         node_start.keep_alive(connection, LOST_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_S * 1000)
         connection.settimeout(LOOK_S)
@@ -100,26 +103,26 @@ class SlurmNode:
 
 @final
 class KeeperStep:
-    """The step of one attempt. Nothing here waits for Slurm."""
+    """The step of one attempt. No method waits for Slurm."""
 
     def __init__(self, job: Allocation, num_nodes: int) -> None:
-        """Not started yet."""
+        """The step is started later, by `start`."""
         self._job, self.nodes = job, [SlurmNode("") for _ in range(num_nodes)]
         self._token, self._number = secrets.token_hex(32), ""
         self._process: subprocess.Popen[bytes] | None = None
         self._killer: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile(prefix="autotune-srun-")  # noqa: SIM115 - closed by `close`
+        self._srun_errors = tempfile.TemporaryFile(prefix="autotune-srun-")  # noqa: SIM115 - closed by `close`
         self._connected_s: float | None = None
         self._ending_s: float | None = None
-        self._looks: dict[str, NodeLook] = {}
-        """at nodes that have not connected"""
-        self._looked_s = 0.0
+        self._tests: dict[str, NodeLook] = {}
+        """running tests of nodes that have not connected, by host"""
+        self._last_test_s = 0.0
 
     def start(self, hosts: Sequence[str], port: int) -> None:
-        """Starts it on these hosts; they connect to the port of this machine."""
+        """Starts the step on these hosts, which connect to this machine's port."""
         for node, host in zip(self.nodes, hosts, strict=True):
             node.name = host
-        self._looked_s = time.monotonic()
+        self._last_test_s = time.monotonic()
         python = "python3" if in_container() else sys.executable
         program = [python, "-I", "-c", Path(node_start.__file__).read_text(), str(port)]
         self._process = subprocess.Popen(
@@ -130,12 +133,12 @@ class KeeperStep:
             env={**step_environment(), node_start.TOKEN: self._token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,  # Ctrl-C is for us
+            stderr=self._srun_errors,
+            start_new_session=True,  # Ctrl-C must reach only this process
         )
 
     def node_of(self, said: Mapping[str, object]) -> SlurmNode | None:
-        """The node that says so; None for one that does not belong here."""
+        """The node that sent this greeting; None if it is not one of this step."""
         if not hmac.compare_digest(str(said.get("token")).encode(), self._token.encode()):
             return None
         self._number, self._connected_s = str(said["step"]), self._connected_s or time.monotonic()
@@ -145,7 +148,7 @@ class KeeperStep:
 
     @property
     def is_started(self) -> bool:
-        """Whether it has nodes."""
+        """Whether it has been started on nodes."""
         return self._process is not None
 
     @property
@@ -155,69 +158,70 @@ class KeeperStep:
 
     @property
     def has_failed(self) -> bool:
-        """Whether nodes that have not connected never will."""
+        """Whether nodes that have not connected will not any more."""
         since_s = 0.0 if self._connected_s is None else time.monotonic() - self._connected_s
         return self.code is not None or (since_s > STRAGGLER_S and "error:" in self.words)
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is time to look at the nodes that have not connected."""
-        return time.monotonic() - self._looked_s > SLOW_S
+        """Whether it is time to test the nodes that have not connected."""
+        return time.monotonic() - self._last_test_s > SLOW_S
 
     def answers(self) -> dict[str, bool | None]:
-        """Whether the nodes that have not connected are there; None: not known yet."""
-        self._looks = self._looks or {
+        """Whether each node that has not connected answers, by host; None if unknown yet. Starts
+        the tests."""
+        self._tests = self._tests or {
             n.name: NodeLook(self._job, n.name) for n in self.nodes if not n.ready
         }
-        return {name: look.answer() for name, look in self._looks.items()}
+        return {name: look.answer() for name, look in self._tests.items()}
 
     def forget_answers(self) -> None:
-        """They may be looked at again, later."""
-        for look in self._looks.values():
+        """Ends the tests, so that they can be run again later."""
+        for look in self._tests.values():
             look.close()
-        self._looks, self._looked_s = {}, time.monotonic()
+        self._tests, self._last_test_s = {}, time.monotonic()
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was told to."""
+        """Whether it was ordered to end."""
         return self._ending_s is not None
 
     @property
     def code(self) -> int | None:
-        """How srun ended; None while it runs."""
+        """Exit status of srun; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     @property
     def words(self) -> str:
-        """The last that srun and the nodes said of trouble."""
-        size = os.fstat(self._errors.fileno()).st_size
+        """The last error output of srun and the nodes (500 bytes)."""
+        size = os.fstat(self._srun_errors.fileno()).st_size
         return (
-            os.pread(self._errors.fileno(), 500, max(0, size - 500))
+            os.pread(self._srun_errors.fileno(), 500, max(0, size - 500))
             .decode(errors="replace")
             .strip()
         )
 
     def give_back(self) -> None:
-        """Has no nodes any more, and may be started on others."""
+        """Ends srun and releases the nodes, so that the step can be started on others."""
         self.forget_answers()
         assert self._process is not None
         self._process.kill()
         self._process.wait()
         self._process = None
-        self._errors.truncate(0)
+        self._srun_errors.truncate(0)
         for node in self.nodes:
             node.name = ""
 
     def end(self, end_s: float = 0.0) -> None:
-        """Has it end; `is_over` once it has. `end_s`: until when it is waited for the programs to
-        end."""
+        """Orders the step to end; `is_over` is true once it has. `end_s`: monotonic time until
+        which programs may end."""
         for node in self.nodes:
             if node.keeper is not None:
                 node.keeper.close(max(0.0, end_s - time.monotonic()))
         self._ending_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """Whether nothing runs any more; goes on with ending it."""
+        """Whether the step has ended. Continues to end it: call repeatedly."""
         if self._process is None or self._process.poll() is not None:
             return True
         assert self._ending_s is not None
@@ -229,7 +233,7 @@ class KeeperStep:
         return False
 
     def _kill(self) -> None:
-        """The step by its number; where no node has said it, srun ends the step itself."""
+        """Kills the step by its number; if the number is unknown, srun ends the step itself."""
         assert self._process is not None
         if self._number:
             command = ["scancel", "--signal=KILL", f"{self._job.job}.{self._number}"]
@@ -240,21 +244,21 @@ class KeeperStep:
             self._process.terminate()
 
     def close(self) -> None:
-        """Forgets it; it is over."""
+        """Frees its resources, once it is over."""
         for process in (self._process, self._killer):
             if process is not None:
                 process.kill()
                 process.wait()
         self.forget_answers()
-        self._errors.close()
+        self._srun_errors.close()
 
 
 @final
 class NodeLook:
-    """A look whether a node of the job answers: a step of nothing on it."""
+    """Test whether a node of the job answers, by an empty step on it."""
 
     def __init__(self, job: Allocation, host: str) -> None:
-        """Begins it."""
+        """Starts the test."""
         self._end_s = time.monotonic() + LOOK_S
         self._process = subprocess.Popen(
             [*job.srun(f"--nodelist={host}", nodes=1, plain=True), "true"],
@@ -266,14 +270,14 @@ class NodeLook:
         )
 
     def answer(self) -> bool | None:
-        """Whether it does; None: not known yet."""
+        """Whether the node answers; None if unknown yet."""
         code = self._process.poll()
         if code is None and time.monotonic() >= self._end_s:
             return False
         return None if code is None else code == 0
 
     def close(self) -> None:
-        """Looks no more. srun ends the step, if it can."""
+        """Ends the test. srun ends the step, if it can."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
@@ -283,7 +287,7 @@ class NodeLook:
 
 @cache
 def keepers_code() -> dict[str, str]:
-    """The files of the keeper, by their paths."""
+    """The source files that the keeper needs, by path."""
     root = Path(autotune_workers.__path__[0])
     injected = sorted(
         path.relative_to(root).as_posix() for path in (root / "probe/injected").glob("*.py")

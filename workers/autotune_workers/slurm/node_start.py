@@ -1,11 +1,12 @@
-"""What a step starts on each of its nodes, as `python3 -I -c TEXT PORT`: connects to the runner,
-receives the keeper and becomes it. Python 3.10 and its standard library are enough.
+"""Program that a step starts on each of its nodes, as `python3 -I -c TEXT PORT`: connects to the
+runner, receives the keeper's code and becomes the keeper. Needs only Python 3.10 and its standard
+library.
 
     node -> runner   {"token": T, "node": NAME, "step": NUMBER, "address": A, "port": P, "environment": {...}}
-    runner -> node   how many bytes follow, as a line; {PATH: TEXT, ...}        then both speak as in `process.keeper`
+    runner -> node   number of bytes that follow, as a line; {PATH: TEXT, ...}        then messages as in `process.keeper`
 
-The token comes as a variable, which no other user can read. `address`: of this node for the others,
-with a port that is free there.
+The token is passed in an environment variable, which no other user can read. `address`: of this
+node for the others, with a port that is free there.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from pathlib import Path
 TOKEN = "AUTOTUNE_KEEPER_TOKEN"
 CONNECT_S = 20.0
 SILENT_S = 30
-"""after which a runner whose machine is gone is given up"""
+"""seconds without TCP traffic after which the runner counts as lost"""
 
 
 def main(port: int) -> None:
-    """Until the keeper has ended."""
+    """Runs the keeper until it has ended."""
     token = os.environ.pop(TOKEN)
     channel = connected(port)
     keep_alive(channel, SILENT_S)
     address = channel.getsockname()[0]
-    with socket.socket() as free:
-        free.bind((address, 0))
-        meeting_port = free.getsockname()[1]
-    said = {
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        meeting_port = listener.getsockname()[1]
+    greeting = {
         "token": token,
         "node": os.environ["SLURMD_NODENAME"],
         "step": os.environ["SLURM_STEP_ID"],
@@ -43,7 +44,7 @@ def main(port: int) -> None:
         "port": meeting_port,
         "environment": dict(os.environ),
     }
-    channel.sendall(json.dumps(said).encode() + b"\n")
+    channel.sendall(json.dumps(greeting).encode() + b"\n")
     size = b""
     while not size.endswith(b"\n"):
         size += received(channel, 1)
@@ -68,7 +69,8 @@ def main(port: int) -> None:
 
 
 def received(channel: socket.socket, size: int) -> bytes:
-    """So many bytes and no more: what follows is for the keeper."""
+    """Receives exactly `size` bytes, because what follows is for the keeper. Ends the process if
+    the connection closes."""
     text = b""
     while len(text) < size:
         chunk = channel.recv(size - len(text))
@@ -79,28 +81,28 @@ def received(channel: socket.socket, size: int) -> bytes:
 
 
 def connected(port: int) -> socket.socket:
-    """A connection to the runner, on the node that started this step. Ends the process where there
-    is none."""
-    several = os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
+    """A connection to the runner, on the node that started this step. Ends the process if there is
+    none."""
+    has_several_nodes = os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
     tried = []
     for host in filter(
         None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), os.environ.get("SLURM_SUBMIT_HOST"))
     ):
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(host)
-            if several and address.startswith("127."):
-                continue  # every node would take it for its own
+            if has_several_nodes and address.startswith("127."):
+                continue  # each node would reach itself
             tried.append(address)
-            made = socket.create_connection((address, port), CONNECT_S)
-            made.settimeout(None)
-            return made
+            connection = socket.create_connection((address, port), CONNECT_S)
+            connection.settimeout(None)
+            return connection
     sys.exit(
         f"{socket.gethostname()} cannot reach the runner on port {port} of {' or '.join(tried) or 'the first node'}"
     )
 
 
 def keep_alive(channel: socket.socket, silent_s: int) -> None:
-    """Has the system find out when the other machine is gone."""
+    """Makes the system detect that the other machine is gone."""
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silent_s // 2)
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, silent_s // 6))

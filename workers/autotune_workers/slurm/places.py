@@ -1,8 +1,8 @@
-"""Program places on the nodes of an allocation: whole nodes, each with a keeper that a step of srun
-holds there for one attempt.
+"""Nodes of a Slurm allocation for programs: whole nodes, each with a keeper that a step of srun
+runs there for one attempt.
 
 free    no attempt uses the node                   busy    until its step is over
-lost    its keeper went silent, or its step could not be started there: no attempt gets it until Slurm starts a step on it again
+lost    its keeper went silent, or a step could not be started on it: not used until Slurm can start a step on it again
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.slurm.keeper_step import END_S, TERMINATED, KeeperStep, NodeLook, SlurmNode
 
 LOOK_S = 0.1
-"""between two looks at steps that start or end"""
+"""interval of checks of steps that start or end, seconds"""
 LOOK_AGAIN_S = 15.0
-"""between two looks at a lost node"""
+"""interval of tests of a lost node, seconds"""
 HELLO_S, HELLO_BYTES, MOST_CALLERS = 20.0, 1 << 20, 256
-"""what a caller gets to say who it is, and how many there may be"""
+"""limits for connections without a valid greeting: seconds and bytes of a greeting, and number of
+connections"""
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """A connection that has not said who it is."""
+    """A connection that has not sent its greeting."""
 
     connection: socket.socket
     since_s: float
@@ -44,25 +45,26 @@ class _Caller:
 
 @final
 class SlurmPlaces:
-    """The nodes of an allocation; `ProgramPlaces`."""
+    """The nodes of an allocation; implements `ProgramPlaces`."""
 
     is_local = False
 
     def __init__(
         self, job: Allocation, ranks_per_node: int, *, left_out: Sequence[str] = ()
     ) -> None:
-        """`ranks_per_node`: that fit on each node; `left_out`: nodes that get none."""
+        """`ranks_per_node`: number of ranks that fit on each node; `left_out`: nodes that get
+        none."""
         self._job, self._ranks_per_node = job, ranks_per_node
         self._hosts = [
             host for host in job.hosts() if not any(is_same_host(host, name) for name in left_out)
         ]
         self._busy: set[str] = set()
         self._lost: dict[str, NodeLook | float] = {}
-        """a look that goes on, or when the next one is due"""
+        """by host: the running test, or the monotonic time of the next one"""
         self._steps: list[KeeperStep] = []
-        """those that have nodes"""
+        """steps that have nodes"""
         self._waiting: list[KeeperStep] = []
-        """those for which there are not enough nodes now"""
+        """steps without nodes, waiting until enough are free"""
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("0.0.0.0", 0), backlog=256)
         self._listener.setblocking(False)
@@ -70,7 +72,7 @@ class SlurmPlaces:
 
     @property
     def capacity(self) -> int:
-        """Ranks that can be in use at once."""
+        """Number of ranks that can be in use at once."""
         return len(self._hosts) * self._ranks_per_node
 
     def leave_out(self, node: str, needed: Placement) -> LeftOut:
@@ -84,8 +86,8 @@ class SlurmPlaces:
         return "left out"
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
-        """So many nodes; None while other attempts use them. Where nodes are lost it waits for
-        them, or for others."""
+        """Allocates nodes; None while other attempts use them. If nodes are lost, the place waits
+        for them or for others."""
         if nodes > len(self._hosts) or ranks_per_node > self._ranks_per_node:
             return None
         step = KeeperStep(self._job, nodes)
@@ -107,20 +109,20 @@ class SlurmPlaces:
         return True
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the nodes. Raises `JobEndedError` once Slurm has told a step to end, as at
-        the beginning of a preemption."""
-        restless = self._lost or any(step.is_ending or not step.is_ready for step in self._steps)
+        """Messages from the nodes. Raises `JobEndedError` once Slurm has ordered a step to end, as
+        when a preemption begins."""
+        is_polling = self._lost or any(step.is_ending or not step.is_ready for step in self._steps)
         received: list[tuple[Any, Message]] = []
-        for key, _ in self._selector.select(min(timeout_s, LOOK_S) if restless else timeout_s):
+        for key, _ in self._selector.select(min(timeout_s, LOOK_S) if is_polling else timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.data, _Caller):
-                received += self._hear(key.data)
+                received += self._read_greeting(key.data)
             else:
                 received += self._receive(*key.data)
         for step in list(self._steps):
-            received += self._look(step)
-        self._look_at_lost()
+            received += self._continue_step(step)
+        self._test_lost_nodes()
         self._drop_silent_callers()
         self._waiting = [step for step in self._waiting if not self._place(step)]
         return received
@@ -150,8 +152,9 @@ class SlurmPlaces:
         self._selector.unregister(caller.connection)
         caller.connection.close()
 
-    def _hear(self, caller: _Caller) -> list[tuple[Any, Message]]:
-        """A caller says who it is, or a part of that. Who is none of ours is sent away."""
+    def _read_greeting(self, caller: _Caller) -> list[tuple[Any, Message]]:
+        """Reads a part of a connection's greeting, and admits it when complete. Invalid connections
+        are closed."""
         with contextlib.suppress(BlockingIOError):
             try:
                 chunk = caller.connection.recv(1 << 16)
@@ -168,41 +171,42 @@ class SlurmPlaces:
         with contextlib.suppress(
             ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError
         ):
-            said = json.loads(caller.text)
+            greeting = json.loads(caller.text)
             for step in self._steps:
-                node = None if step.is_ending else step.node_of(said)
+                node = None if step.is_ending else step.node_of(greeting)
                 if node is None:
                     continue
                 self._selector.unregister(caller.connection)
-                ready = node.connect(caller.connection, said)
+                ready = node.connect(caller.connection, greeting)
                 assert node.keeper is not None
                 self._selector.register(node.keeper, selectors.EVENT_READ, (step, node))
                 return [(node, ready)]
-        with contextlib.suppress(KeyError):  # it fell silent while it was admitted
+        with contextlib.suppress(KeyError):  # it was closed while being admitted
             self._selector.unregister(caller.connection)
         caller.connection.close()
         return []
 
     def _receive(self, step: KeeperStep, node: SlurmNode) -> list[tuple[Any, Message]]:
         assert node.keeper is not None
-        number, messages = node.keeper.fileno(), node.keeper.receive()
+        descriptor, messages = node.keeper.fileno(), node.keeper.receive()
         if node.keeper.fileno() < 0:
-            self._selector.unregister(number)
+            self._selector.unregister(descriptor)
         for message in messages:
             if message["event"] == "gone" and message.get("terminated"):
                 raise self._job_ended()
             if message["event"] == "gone":
                 node.is_lost = True
-                said = f": {step.words}" if step.words else ""
+                srun_errors = f": {step.words}" if step.words else ""
                 message["why"] = (
-                    f"node {node.name} ({node.address}) is lost, because the node stopped responding or its watching process was killed{said}"
+                    f"node {node.name} ({node.address}) is lost, because the node stopped responding or its watching process was killed{srun_errors}"
                 )
             elif message["event"] == "refused":
                 message["reason"] = f"node {node.name}: {message['reason']}"
         return [(node, message) for message in messages]
 
-    def _look(self, step: KeeperStep) -> list[tuple[Any, Message]]:
-        """Goes on with a step that ends, or that could not be started."""
+    def _continue_step(self, step: KeeperStep) -> list[tuple[Any, Message]]:
+        """Continues with a step that is ending or could not be started. Returns messages about
+        nodes without a connection."""
         if step.is_ending:
             if step.is_over():
                 step.close()
@@ -217,13 +221,13 @@ class SlurmPlaces:
         if None in answers.values():
             return []
         if not any(answers.values()) and not any(node.ready for node in step.nodes):
-            self._take_back(step)
+            self._requeue(step)
             return []
-        said: list[tuple[Any, Message]] = []
+        messages: list[tuple[Any, Message]] = []
         for node in [node for node in step.nodes if not node.ready and node.name in answers]:
             if not answers[node.name]:
                 node.is_lost = True
-                said.append(
+                messages.append(
                     (
                         node,
                         {
@@ -234,7 +238,7 @@ class SlurmPlaces:
                 )
             elif step.has_failed:
                 why = step.words or f"exit code {step.code}"
-                said.append(
+                messages.append(
                     (
                         node,
                         {
@@ -244,11 +248,11 @@ class SlurmPlaces:
                     )
                 )
         step.forget_answers()
-        return said
+        return messages
 
-    def _take_back(self, step: KeeperStep) -> None:
-        """Slurm can start nothing on any of its nodes, as while its controller restarts: the
-        attempt waits, and has lost nothing."""
+    def _requeue(self, step: KeeperStep) -> None:
+        """Releases the nodes of a step if Slurm cannot start anything on them, as while its
+        controller restarts. The attempt waits again without a failure."""
         hosts = [node.name for node in step.nodes]
         step.give_back()
         self._steps.remove(step)
@@ -263,7 +267,7 @@ class SlurmPlaces:
             field="runner",
         )
 
-    def _look_at_lost(self) -> None:
+    def _test_lost_nodes(self) -> None:
         for host, look in list(self._lost.items()):
             if isinstance(look, float):
                 if time.monotonic() >= look:
@@ -275,7 +279,7 @@ class SlurmPlaces:
                     self._lost[host] = time.monotonic() + LOOK_AGAIN_S
 
     def disband(self, place: Place, healthy: bool) -> None:
-        """Ends the step; its nodes are free once that is over, but for lost ones."""
+        """Ends the step. Its nodes become free once it is over, except lost ones."""
         step: KeeperStep = place.token
         if step in self._waiting:
             self._waiting.remove(step)
@@ -293,13 +297,13 @@ class SlurmPlaces:
         return bool(place.token.is_ready)
 
     def shortage(self, placement: Placement) -> str:
-        """Why such nodes can never be had."""
+        """Why such nodes can never be allocated; empty if they can."""
         if placement.nnodes > len(self._hosts):
             return f"the job must have as many nodes as a config needs, but this config needs {placement.nnodes} and job {self._job.job} has {len(self._hosts)}; use a smaller world size or request more nodes"
         return too_many(placement.nproc_per_node, self._ranks_per_node)
 
     def absence(self, placement: Placement) -> str:
-        """Nodes that are lost, or that srun has not started yet."""
+        """Which nodes are lost, or not started by srun yet, as a message; empty if none."""
         if self._lost:
             return f"{', '.join(self._lost)} cannot be reached"
         starting: list[str] = []

@@ -1,1 +1,1 @@
-"""The Ray cluster itself: joined, or started and ended, and how much of it is free."""
+"""The Ray cluster: joining, starting and ending it, and its free capacity."""

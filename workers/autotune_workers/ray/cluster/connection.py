@@ -1,10 +1,10 @@
-"""The connection to a Ray cluster: one that is joined by its address, or one that is started and
-ended again: on this machine, or in an allocation of several nodes on them.
+"""The connection to a Ray cluster, which is either joined at its address, or started on this
+machine or on the nodes of an allocation and ended afterwards.
 
-A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files
-in a folder of its own, and asks for a token of its own. An address is never guessed: it is given,
-or comes from RAY_ADDRESS, and a cluster must answer there. Ray replaces a loopback address by the
-machine's own one; where the cluster listens on loopback, this is prevented.
+A cluster started here listens on loopback only, sends no usage statistics, keeps its files in its
+own folder, and requires its own token. An address is never guessed: it is given or comes from
+RAY_ADDRESS, and a cluster must answer there. Ray replaces a loopback address by the machine's
+external one; this is prevented if the cluster listens on loopback.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from autotune_workers.ray.placement import is_among
 Answer = TypeVar("Answer")
 
 OBJECT_STORE_BYTES = 100 << 20
-"""trials pass no tensors through Ray: the least that it takes"""
+"""size of Ray's object store: its minimum, because trials pass no tensors through Ray"""
 NAMESPACE = "autotune"
 CONNECT_S = 10.0
-"""for the head of a cluster to accept a connection, and for a disconnection"""
+"""longest wait for the head to accept a connection, and for disconnecting, seconds"""
 ANSWER_S = 50.0
-"""for the head to answer, however busy its machine is"""
+"""longest wait for an answer of the head, even on a busy machine, seconds"""
 GONE_S = 1.0
-"""for a disconnection from a cluster that is gone"""
+"""longest wait for disconnecting from a cluster that is gone, seconds"""
 CHECK_S = 2.0
-"""between two checks of the head"""
+"""interval of checks of the head, seconds"""
 HEAD_GONE_S = 20.0
-"""without a connection to the head, after which nothing can be run"""
+"""time without a connection to the head after which the cluster counts as gone, seconds"""
 ANSWERLESS_S = 6.0
-"""without a connection to the head while it owes an answer, after which the answer is waited for no
-longer"""
+"""longest wait for an answer while the head accepts no connection, seconds"""
 LOG = logging.getLogger(__name__)
 _LONGEST_TEMP = 40
-"""characters: Ray's socket paths below it must stay under the system's 107"""
+"""longest path of a temporary folder, characters: paths of Ray's sockets in it must stay within the
+system's 107"""
 _BIND_EVERYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""the switch by which Ray keeps to loopback on other systems; on Linux it does the same"""
+"""the variable by which Ray uses loopback only on other systems; it works on Linux too"""
 
 _METRICS_BY_OPEN_TELEMETRY = "RAY_enable_open_telemetry"
-"""off: the thread that reports a driver's metrics this way outlives `ray.shutdown`, and crashes the
-process when it wakes up while that exits"""
+"""disabled, because the thread that reports a driver's metrics this way outlives `ray.shutdown` and
+crashes the process at its exit"""
 
 
 _QUIET = (
@@ -68,32 +68,32 @@ _QUIET = (
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
     _METRICS_BY_OPEN_TELEMETRY,
 )
-"""switches of Ray that are off unless the environment says otherwise"""
+"""variables of Ray that are set to 0 unless the environment sets them"""
 
 
 class RayCluster:
-    """A connection, and what has to be ended with it."""
+    """A connection to a cluster, and the processes that must be ended with it."""
 
     _step: RayStep | None = None
-    """what holds a cluster that was started in an allocation"""
+    """the step that runs a cluster started in an allocation"""
 
     def __init__(
         self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool
     ) -> None:
-        """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be
-        reached or started."""
+        """Joins or starts a cluster. Raises `MissingExtraError` without Ray, and `RunnerError` if
+        Ray cannot be reached or started."""
         self.is_here = False
-        """whether the cluster was started here, so that all of it is on this machine"""
+        """whether the cluster was started here and consists of this machine only"""
         self.outlives_us = False
-        """whether it goes on when this process ends"""
+        """whether the cluster outlives this process"""
         self._temp = ""
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._reports = contextlib.ExitStack()
+        self._contexts = contextlib.ExitStack()
         self._retry_at_s, self._unanswered = 0.0, ""
         self._silent_since_s: float | None = None
         self._checked_s = 0.0
         self._questions: list[threading.Thread] = []
-        """those without an answer yet, among others"""
+        """threads of questions that may still wait for an answer"""
         self.left_out: frozenset[str] = frozenset()
         """hostnames or addresses of nodes that get no ranks"""
         address = address or os.environ.get("RAY_ADDRESS") or None
@@ -118,9 +118,9 @@ class RayCluster:
             raise
         except Exception as error:
             self.close()
-            what = f"joined at {address}" if address else "started"
+            action = f"joined at {address}" if address else "started"
             raise RunnerError(
-                f"Ray cannot be {what} ({type(error).__name__}: {error})",
+                f"Ray cannot be {action} ({type(error).__name__}: {error})",
                 remedy="run `autotune doctor` to check Ray, or use runner: local, which does not need Ray",
                 field="runner",
             ) from error
@@ -139,7 +139,7 @@ class RayCluster:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._reports.enter_context(_own_token(Path(self._temp)))
+        self._contexts.enter_context(_with_new_token(Path(self._temp)))
         with _on_loopback():
             self._connect(
                 address="local",
@@ -163,7 +163,7 @@ class RayCluster:
         )
         try:
             address = self._step.wait_for_head()
-            self._reports.enter_context(_with_token(self._step.token))
+            self._contexts.enter_context(_with_token(self._step.token))
             self._step.wait_for_nodes()
             self._connect(address=address)
         except BaseException:
@@ -178,44 +178,43 @@ class RayCluster:
     def _connect(self, **options: Any) -> None:
         import ray
 
-        self._reports.enter_context(reports_are_logged())
-        with _own_signals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Ray's own, about its future defaults
+        self._contexts.enter_context(reports_are_logged())
+        with _keep_sigterm_handler(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray warns about its future defaults
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
 
     @property
     def address(self) -> str:
-        """Where others join."""
+        """Address at which others can join, `host:port`."""
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
 
     def totals(self) -> dict[str, float]:
-        """How much of CPU, GPU and others all living nodes have together. Raises `RunnerError` when
-        the head does not answer."""
+        """Total CPU, GPU and other resources of all living nodes. Raises `RunnerError` if the head
+        does not answer."""
         import ray
 
         return self.ask(ray.cluster_resources)
 
     def nodes(self) -> list[dict[str, float]]:
-        """Resources of each living node that gets ranks. Raises `RunnerError` when the head does
+        """Resources of each living node that may get ranks. Raises `RunnerError` if the head does
         not answer."""
         return [
             dict(node["Resources"]) for node in self._living() if not is_among(node, self.left_out)
         ]
 
     def has(self, name: str) -> bool:
-        """Whether a living node has this hostname or address. Raises `RunnerError` when the head
-        does not answer."""
+        """Whether a living node has this hostname or address. Raises `RunnerError` if the head does
+        not answer."""
         return any(is_among(node, (name,)) for node in self._living())
 
     def addresses(self) -> set[str]:
-        """Of the living nodes. Raises `RunnerError` when the head does not answer."""
+        """Addresses of the living nodes. Raises `RunnerError` if the head does not answer."""
         return {str(node["NodeManagerAddress"]) for node in self._living()}
 
     def hostnames(self) -> set[str]:
-        """Of the living nodes, as they name themselves. Raises `RunnerError` when the head does not
-        answer."""
+        """Hostnames of the living nodes. Raises `RunnerError` if the head does not answer."""
         return {str(node["NodeManagerHostname"]) for node in self._living()}
 
     def _living(self) -> list[dict[str, Any]]:
@@ -229,11 +228,10 @@ class RayCluster:
         return self._silent_since_s is not None
 
     def check(self) -> None:
-        """Checks now and then whether the head accepts connections. Raises `RunnerError` once it
-        accepted no connection for `HEAD_GONE_S`.
+        """Checks every `CHECK_S` whether the head accepts connections. Raises `RunnerError` once it
+        has accepted none for `HEAD_GONE_S`.
 
-        Ray itself would end our whole process a minute after the head is gone, without a chance to
-        say why.
+        Ray itself would end this process a minute after losing the head, without an error message.
         """
         now_s = time.monotonic()
         if now_s - self._checked_s < CHECK_S:
@@ -248,13 +246,14 @@ class RayCluster:
             raise self._no_answer(self._unanswered)
 
     def _check_step(self) -> None:
-        """Raises `JobEndedError` once the step that holds Ray is over."""
+        """Raises `JobEndedError` if the step that runs Ray has ended."""
         if self._step is not None and self._step.has_ended:
             self._retry_at_s, self._unanswered = math.inf, "ended with its job"
             raise self._step.ended_error()
 
     def _silent_for(self) -> float:
-        """Seconds since the head was first seen to take no connection; 0 where it takes one now."""
+        """Tries to connect to the head. Returns the seconds since the first failed try; 0 if it
+        succeeds."""
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=CHECK_S).close()
@@ -265,20 +264,20 @@ class RayCluster:
         self._silent_since_s = None
         return 0.0
 
-    def _no_answer(self, what: str) -> RunnerError:
+    def _no_answer(self, problem: str) -> RunnerError:
         return RunnerError(
-            f"the Ray cluster's head does not answer and {what}",
+            f"the Ray cluster's head does not answer and {problem}",
             remedy="check whether the head is running (`ray status`); the study continues once the head is back",
             field="runner",
         )
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """The answer of something that needs the head of the cluster, where Ray itself would wait
-        for it without end.
+        """Calls a function that needs the head, in a thread, because Ray would wait for the head
+        forever.
 
-        Raises `RunnerError` when there is none within `ANSWER_S`, or within `ANSWERLESS_S` of a
-        head that takes no connection, at once for as long again after that, and for good once the
-        head is gone.
+        Raises `RunnerError` if there is no answer within `ANSWER_S`, or the head accepts no
+        connection for `ANSWERLESS_S`. Calls within `ANSWER_S` after that fail at once, as do all
+        calls once the head counts as gone.
         """
         answer: Future[Answer] = Future()
 
@@ -291,9 +290,12 @@ class RayCluster:
         if time.monotonic() >= self._retry_at_s:
             thread = threading.Thread(target=wait, name="autotune-ray-question", daemon=True)
             thread.start()
-            self._questions = [*(asked for asked in self._questions if asked.is_alive()), thread]
-            end_s, what = time.monotonic() + ANSWER_S, ""
-            while not what:
+            self._questions = [
+                *(asked for asked in self._questions if asked.is_alive()),
+                thread,
+            ]
+            end_s, problem = time.monotonic() + ANSWER_S, ""
+            while not problem:
                 try:
                     return answer.result(timeout=CHECK_S)
                 except TimeoutError:
@@ -301,17 +303,17 @@ class RayCluster:
                         raise
                 self._check_step()
                 if self._silent_for() >= ANSWERLESS_S:
-                    what = f"accepted no connection for {format_duration(ANSWERLESS_S)}"
+                    problem = f"accepted no connection for {format_duration(ANSWERLESS_S)}"
                 elif time.monotonic() >= end_s:
-                    what = f"gave no answer within {format_duration(ANSWER_S)}"
-            self._retry_at_s, self._unanswered = time.monotonic() + ANSWER_S, what
-        self._check_step()  # whoever asks after the end is told so too
+                    problem = f"gave no answer within {format_duration(ANSWER_S)}"
+            self._retry_at_s, self._unanswered = time.monotonic() + ANSWER_S, problem
+        self._check_step()  # later calls get the same error
         raise self._no_answer(self._unanswered)
 
     def close(self) -> None:
-        """Ends the connection, and the cluster when we started it."""
+        """Ends the connection, and the cluster if it was started here."""
         if not (self.is_here or self.outlives_us or self._step):
-            self._reports.close()  # of a connection that failed
+            self._contexts.close()  # the connection failed
             return
         import ray
 
@@ -320,7 +322,7 @@ class RayCluster:
             warnings.simplefilter("ignore")  # Ray leaves sockets to the garbage collector
             if self.is_here:
                 ray.shutdown()
-            else:  # which waits for the head, should it be gone
+            else:  # may wait for a head that is gone
                 leaving = threading.Thread(
                     target=ray.shutdown, name="autotune-ray-shutdown", daemon=True
                 )
@@ -328,23 +330,24 @@ class RayCluster:
                 leaving.join(self._leave_s)
         if (
             self._watchdog is not None
-        ):  # a start that failed half way leaves processes behind, which Ray ends only with us
+        ):  # a failed start leaves processes behind, which Ray ends only with this process
             self._watchdog.communicate()
             self._watchdog = None
         if self._step is not None:
             self._step.close()
             self._step = None
-        self._reports.close()
+        self._contexts.close()
         self.is_here = self.outlives_us = False
 
     @property
     def _leave_s(self) -> float:
-        """How long a disconnection may take; who ends a job kills what is left of it soon."""
+        """Longest wait for disconnecting, seconds; short if the job has ended, because Slurm soon
+        kills the rest."""
         return GONE_S if self._step is not None and self._step.has_ended else CONNECT_S
 
     def _await_answers(self) -> None:
-        """Waits for questions that nobody waits for any more: a thread that is in Ray while the
-        connection ends may crash this process."""
+        """Waits for abandoned questions, because a thread inside Ray may crash this process when
+        the connection ends."""
         end_s = time.monotonic() + self._leave_s
         for question in self._questions:
             question.join(max(0.0, end_s - time.monotonic()))
@@ -352,8 +355,8 @@ class RayCluster:
 
 @contextlib.contextmanager
 def reports_are_logged() -> Iterator[None]:
-    """Ray prints what happens to its nodes, stack traces too, on the standard output, which belongs
-    to our results: meanwhile it is logged."""
+    """Logs Ray's reports about its nodes, which it would print to standard output among the
+    command's results."""
     from ray._private import worker
 
     def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
@@ -367,12 +370,12 @@ def reports_are_logged() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_token(folder: Path) -> Iterator[None]:
-    """Has a cluster that is started here ask for a token of its own, which only this user can read,
-    unless the environment says what token there is, or none.
+def _with_new_token(folder: Path) -> Iterator[None]:
+    """Makes a cluster that is started in the block require its own token, readable by this user
+    only, unless the environment sets a token or disables them.
 
-    Ray itself would write one into the user's home and leave it there, which switches tokens on,
-    silently, for each cluster that is started later.
+    Ray itself would leave a token in the user's home folder, which silently enables tokens for
+    every cluster started later.
     """
     if (
         os.environ.get("RAY_AUTH_MODE", "token") != "token"
@@ -393,8 +396,8 @@ def _own_token(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_token(path: Path) -> Iterator[None]:
-    """The token of that file is the one that Ray shows, whatever the environment or the home say of
-    tokens."""
+    """Makes Ray use the token in this file within the block, regardless of the environment and the
+    home folder."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)})
@@ -409,7 +412,7 @@ def _with_token(path: Path) -> Iterator[None]:
 
 
 def _read_tokens_again() -> None:
-    """Ray keeps what the environment said of tokens when it was asked first."""
+    """Makes Ray read its token settings again, which it caches at first use."""
     from ray import _raylet
 
     of_ray: Any = _raylet  # compiled, without types
@@ -418,10 +421,10 @@ def _read_tokens_again() -> None:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps the program's own answer to SIGTERM, which Ray would replace twice: while it starts by
-    an exit, and as it connects by one that aborts the process. Ours is back as soon as the
-    connection is made, and not only when Ray is ready."""
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Keeps this program's SIGTERM handler, which Ray replaces twice: while it starts, by an exit,
+    and on connecting, by one that aborts the process. The handler is restored as soon as the
+    connection is made, before Ray is ready."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -449,8 +452,8 @@ def _own_signals() -> Iterator[None]:
 
 
 def spread_allocation() -> Allocation | None:
-    """The allocation of this process if Ray is to be started on its nodes: it has several, or
-    trials run in a container, and this is one of them."""
+    """The allocation on whose nodes Ray must be started: it has several nodes or runs trials in a
+    container, and this machine is one of its nodes. Otherwise None."""
     job = allocation()
     return (
         job
@@ -461,7 +464,7 @@ def spread_allocation() -> Allocation | None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Has Ray keep to loopback, also a Ray that was imported before us."""
+    """Makes Ray use loopback within the block, also if Ray was imported before."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -472,8 +475,8 @@ def _on_loopback() -> Iterator[None]:
 
 
 def answers_on_loopback(address: str) -> bool:
-    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` when no cluster
-    answers; addresses of other forms are left to Ray."""
+    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` if no cluster
+    answers. False for addresses of other forms, which Ray handles."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in address:
         return False

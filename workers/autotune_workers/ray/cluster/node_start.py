@@ -1,9 +1,9 @@
-"""Ray on one node of an allocation: `python -m autotune_workers.ray.cluster.node_start FOLDER TEMP
-OPTIONS...`, started on each by one step of srun.
+"""Runs Ray on one node of an allocation: `python -m autotune_workers.ray.cluster.node_start FOLDER
+TEMP OPTIONS...`, started on each node by one step of srun.
 
 The first node (SLURM_NODEID 0) is the head: it takes a free port and writes `ADDRESS:PORT STEP` to
-FOLDER/head; the others read it there. TEMP, Ray's own files, is removed when Ray has ended. How Ray
-ended is written to FOLDER/end-NUMBER.
+FOLDER/head, where the others read it. TEMP has Ray's files and is removed when Ray has ended. Ray's
+exit status is written to FOLDER/end-NUMBER.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from autotune_workers.ray.cluster import watchdog
 
 HEAD = "head"
 HEAD_S = 300.0
-"""for the head's address to appear"""
+"""longest wait for the head's address, seconds"""
 START_S, RAYS_PATIENCE_S = 240.0, 120.0
-"""for Ray to start, however often it has to be tried; and for one try: Ray itself gives up after 30
-s where a machine or its disk is busy"""
+"""longest time for starting Ray with all retries, and run time after which an end of Ray is not
+retried, seconds: Ray gives up after 30 s on a busy machine or disk"""
 
 
 def main(folder: Path, temp: str, options: list[str]) -> int:
-    """Ray's exit status."""
+    """Runs Ray on this node until it ends. Returns its exit status."""
     number, name = (
         os.environ["SLURM_NODEID"],
         os.environ.get("SLURMD_NODENAME", socket.gethostname()),
@@ -58,8 +58,8 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
     try:
         if number == "0":
             address = _own_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""))
-            # Ray's usual port of the client server is taken where another job's head runs on this
-            # node, and without that server a head ends
+            # the default port of the client server may be taken by another job's head on this node,
+            # and a head without that server ends
             port, clients = free_port(address), free_port(address)
             argv += [
                 "--head",
@@ -79,20 +79,21 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
                 [*argv, f"--node-ip-address={address}"], folder, head if number == "0" else ""
             )
             if time.monotonic() - began_s > RAYS_PATIENCE_S:
-                break  # it ran
+                break  # it had started
             watchdog.kill_all(temp)
         return code
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with contextlib.suppress(OSError):  # the job's folder may be gone
+        with contextlib.suppress(OSError):  # the job's folder may have been removed
             (folder / f"end-{number}").write_text(f"{name} {code}")
         watchdog.kill_all(temp)
         shutil.rmtree(temp, ignore_errors=True)
 
 
 def _run(argv: list[str], folder: Path, head: str) -> int:
-    """Ray's exit status; as the head it writes its address once it listens."""
-    # what runs in Ray is no task of this step: Lightning, for one, would take it for one
+    """Runs Ray once. Returns its exit status. `head`: address to write to the folder once Ray
+    listens; empty on other nodes."""
+    # programs in Ray are not tasks of this step, for which Lightning, for example, would take them
     environment = {name: text for name, text in os.environ.items() if not name.startswith(OF_A_JOB)}
     with subprocess.Popen(argv, env=environment) as ray:
         try:
@@ -116,8 +117,8 @@ def _wait_until_it_listens(ray: subprocess.Popen[bytes], address: str) -> None:
 
 
 def _sizes(options: list[str]) -> list[str]:
-    """`--num-cpus` and `--num-gpus` of this node, unless they are among the options: by what Slurm
-    says of it."""
+    """The options, with `--num-cpus` and `--num-gpus` of this node by Slurm's variables unless
+    given."""
     gpus = _count(os.environ.get("SLURM_GPUS_ON_NODE", "")) or len(
         list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     )
@@ -136,7 +137,7 @@ def _read_head(file: Path) -> str:
     while time.monotonic() < end_s:
         with contextlib.suppress(OSError):
             return file.read_text().split()[0]
-        os.listdir(file.parent)  # has a network file system look again
+        os.listdir(file.parent)  # makes a network file system refresh its cache
         time.sleep(0.1)
     sys.exit(
         f"{file} did not appear within {format_duration(HEAD_S)}, because the folder is not shared with this node, or Ray's head did not start"
@@ -144,8 +145,8 @@ def _read_head(file: Path) -> str:
 
 
 def _own_address(launcher: str) -> str:
-    """This node's address for the others: what its name means, or where that is loopback, the one
-    by which it reaches the node that started the step."""
+    """This node's address for the others: that of its hostname, or if that is loopback, the one by
+    which it reaches the node that started the step."""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
         if not address.startswith("127."):
@@ -154,7 +155,7 @@ def _own_address(launcher: str) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """The address of the interface by which packets to the host leave."""
+    """Address of the interface that sends packets to the host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])

@@ -1,10 +1,10 @@
-"""Ends what is left of a Ray cluster whose starter was killed: `python -S -E watchdog.py FOLDER`
-waits until its standard input closes.
+"""Ends the remaining processes of a Ray cluster whose starter was killed. `python -S -E watchdog.py
+FOLDER` waits until its standard input closes.
 
-Ray's daemons end with the process that started them, but the agents that the daemons started do
-not. They rename themselves, so that neither command line nor environment tells which cluster they
-belong to; their open log files, below the cluster's own folder, do. Programs that only joined the
-cluster are left alone: they find out by themselves that the head is gone.
+Ray's daemons end with the process that started them, but the daemons' agents do not. They rename
+themselves, so neither command line nor environment shows their cluster, but their open log files in
+the cluster's folder do. Programs that only joined the cluster are not ended; they detect the loss
+of the head.
 """
 
 import os
@@ -14,13 +14,13 @@ import sys
 import time
 
 GRACE_S = 5.0
-"""for processes to end by themselves, and again after SIGTERM"""
+"""longest wait after each signal, seconds"""
 
 
 def holders(folder: str) -> list[int]:
-    """Ray's processes of this cluster: they name the folder within an argument, as
-    `--temp-dir=FOLDER`, or are called `ray::...` and hold a file below it open. What starts or
-    removes Ray, srun too, has the folder as an argument of its own."""
+    """Numbers of Ray's processes of this cluster: those with the folder inside an argument, as
+    `--temp-dir=FOLDER`, or named `ray::...` with an open file in it. Processes that start or remove
+    Ray, including srun, have the folder as a separate argument and do not match."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -34,7 +34,7 @@ def holders(folder: str) -> list[int]:
                 if is_rays
                 else []
             )
-        except OSError:  # gone meanwhile, or somebody else's
+        except OSError:  # it has ended, or is another user's
             continue
         words = [os.fsdecode(word) for word in command.split(b"\0")]
         is_named = any(f"{folder}/" in word or word.endswith(f"={folder}") for word in words)
@@ -44,14 +44,14 @@ def holders(folder: str) -> list[int]:
 
 
 def kill_all(folder: str) -> None:
-    """SIGKILL to all of them at once; bounded in time."""
+    """Sends SIGKILL to all processes of the cluster; bounded in time."""
     end_all(folder, (signal.SIGKILL,))
 
 
 def end_all(
     folder: str, ladder: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)
 ) -> None:
-    """These signals, one after the other, to all of them; bounded in time."""
+    """Sends these signals one after another to all processes of the cluster; bounded in time."""
     for number in ladder:
         end_s = time.monotonic() + GRACE_S
         for pid in holders(folder):

@@ -1,8 +1,8 @@
-"""The environment of programs and ranks on a node: what its administrator set for Ray there, then
+"""The environment of programs and ranks on a node: the administrator's settings for Ray there, then
 the runner's `env`, then its `node_env` for this node.
 
-Nothing is taken away, above all no NCCL_* or GLOO_* variable, but one: Ray gives each actor as many
-OpenMP threads as it has processors, and every rank of a node would take as many.
+No variable is removed, in particular no NCCL_* or GLOO_* variable, except OMP_NUM_THREADS: Ray sets
+it in each actor to its number of processors, and every rank of a node would use as many threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
-    """What the runner adds to the environment of its nodes."""
+    """Variables that the runner adds on its nodes."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     """variables for all nodes"""
@@ -33,7 +33,7 @@ class NodeEnvironment:
 
     @classmethod
     def of(cls, env: Any, node_env: Any) -> NodeEnvironment:
-        """As the runner's options are written. Raises `SpecError` for anything but texts by
+        """From the runner's options. Raises `SpecError` for anything but text or numbers by
         name."""
         if node_env is not None and not isinstance(node_env, Mapping):
             raise SpecError(
@@ -41,13 +41,13 @@ class NodeEnvironment:
                 field="runner.node_env",
             )
         nodes = {
-            str(node): _variables(f"runner.node_env.{node}", its)
-            for node, its in (node_env or {}).items()
+            str(node): _variables(f"runner.node_env.{node}", variables)
+            for node, variables in (node_env or {}).items()
         }
         return cls(env=_variables("runner.env", env or {}), node_env=nodes)
 
     def on(self, address: str) -> dict[str, str]:
-        """The variables for this machine, which has this address in the cluster."""
+        """The variables for this machine, whose address in the cluster is given."""
         names = (*names_of(socket.gethostname()), address)
         return {
             **self.env,
@@ -55,7 +55,7 @@ class NodeEnvironment:
         }
 
     def for_nobody(self, hostnames: Iterable[str], addresses: Iterable[str]) -> list[str]:
-        """The entries of `node_env` that are for none of these nodes."""
+        """The entries of `node_env` that match none of these nodes."""
         known = {*(name for hostname in hostnames for name in names_of(hostname)), *addresses}
         return sorted(self.node_env.keys() - known)
 
@@ -83,19 +83,19 @@ def _variables(where: str, given: Any) -> dict[str, str]:
 
 
 def forget_rays_threads() -> None:
-    """Removes the number of OpenMP threads that Ray set for this actor; one that the node's
-    administrator set stays."""
+    """Removes OMP_NUM_THREADS as set by Ray for this actor, but not as set by the node's
+    administrator."""
     try:
-        first = Path("/proc/self/environ").read_bytes().split(b"\0")
+        initial_variables = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
         return
-    if not any(variable.startswith(_THREADS.encode() + b"=") for variable in first):
+    if not any(variable.startswith(_THREADS.encode() + b"=") for variable in initial_variables):
         os.environ.pop(_THREADS, None)
 
 
 def sort_gpus() -> None:
-    """Puts the GPUs of this actor in their order. Ray names them in any order, so that a rank of
-    the program would have another GPU, and another way to the network, in each trial."""
+    """Sorts this actor's GPUs by number. Ray lists them in any order, so that a rank could have
+    another GPU, and another path to the network, in each trial."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if all(gpu.isdigit() for gpu in gpus):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpus, key=int))

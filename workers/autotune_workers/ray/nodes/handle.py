@@ -1,4 +1,4 @@
-"""A node on a Ray cluster as the runner of programs sees it. `nodes.host` is the other end."""
+"""The runner's side of a node for programs on a Ray cluster. `nodes.host` is the other end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from autotune_workers.ray.actor_handle import ActorHandle
 
 @final
 class RayNode(ActorHandle):
-    """The runner's side of one node actor; a `NodeHandle`."""
+    """Handle of one node actor; implements `NodeHandle`."""
 
     ready = False
-    """whether the node can start the program of this attempt"""
+    """whether the node can start this attempt's program"""
     port = 0
-    """free at `address`, for this attempt"""
+    """a free port at `address`, for this attempt"""
     is_running = False
-    """whether a keeper has the order, and has not said its last word"""
+    """whether a program was started and its last message has not arrived"""
     _attempt = 0
-    """how many attempts it has served, with this one"""
+    """number of attempts it has served, including this one"""
 
     def prepare(self) -> None:
-        """Another attempt uses it; it will be ready again."""
+        """Call for each new attempt; `ready` becomes true again later."""
         self._attempt += 1
         self.ready = False
         self.call(self.actor.prepare, self._attempt)
@@ -38,7 +38,7 @@ class RayNode(ActorHandle):
         self.call(self.actor.end, hung)
 
     def accept(self, messages: list[Message]) -> list[Message]:
-        """The messages of this attempt."""
+        """The messages of this attempt. Updates the handle by them."""
         current = [message for message in messages if message.pop("attempt") == self._attempt]
         for message in current:
             if message["event"] == "ready":
@@ -48,5 +48,5 @@ class RayNode(ActorHandle):
         return current
 
     def loss(self, error: BaseException) -> str:
-        """Why its actor is gone."""
+        """Why the actor is gone, as words for a message."""
         return f"node {self.address or '(not yet placed)'} is lost: {' '.join(str(error).split())[:500]}"

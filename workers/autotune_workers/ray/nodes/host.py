@@ -1,9 +1,9 @@
 """The Ray actor of one node of a program: holds the node's resources, starts a keeper for each
 attempt, and relays its messages to the runner.
 
-The program belongs to the keeper, not to the actor (`process.keeper`): however the actor ends, the
-keeper sees its channel close and ends the program. The owner's heartbeats renew the keeper's lease.
-Each message carries the `attempt` that it belongs to, counted by the owner.
+The program belongs to the keeper, not to the actor (`process.keeper`): when the actor ends, the
+keeper's channel closes and the keeper ends the program. The owner's heartbeats renew the keeper's
+lease. Each message has the number of its `attempt`, counted by the owner.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from autotune_workers.ray.nodes.program_folder import unpack
 from autotune_workers.ray.owned_actor import LISTEN_S, MessageLog, OwnedActor, remote_actor
 
 MOST_UNHEARD = 256
-"""messages that wait for the owner; beyond that the keeper keeps back the log, and leaves out what
-is too much"""
+"""largest number of unconfirmed messages; beyond it the keeper's messages are not read, so the
+keeper holds the log back and leaves out what is too much"""
 WAIT_S = 0.05
-"""time between two looks whether the owner has listened"""
+"""interval of checks whether the owner has confirmed messages, seconds"""
 END_S = 30.0
-"""time that the program of a lost owner gets to end, before its keeper is killed"""
+"""longest wait for a program to end before its keeper is killed, seconds"""
 
 
 class NodeHost(OwnedActor):
-    """One keeper at a time. A thread of its own reads the keeper's messages."""
+    """The actor's class. Has one keeper at a time, whose messages a thread reads."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class NodeHost(OwnedActor):
         package: list[Any],
         abandoned_s: float | None = None,
     ) -> None:
-        """`package`: a reference to the packed folder of the program, or nothing. `abandoned_s`:
-        None when it ends with its driver."""
+        """`package`: a reference to the packed folder of the program, or empty. `abandoned_s`: see
+        `OwnedActor`; None if the actor ends with its driver."""
         import ray
 
         forget_rays_threads()
@@ -66,13 +66,13 @@ class NodeHost(OwnedActor):
         self._reader: threading.Thread | None = None
 
     def prepare(self, owner: str, attempt: int) -> None:
-        """The place serves another attempt: what is left of the last one ends."""
+        """Prepares for another attempt: ends the program of the last one, then reports `ready`."""
         with self._lock:
             if not self._is_owner(owner):
                 return
             self._attempt = attempt
         self._end_program()
-        self._tell(
+        self._add_message(
             {"event": "ready", "address": self._address, "port": free_port(self._address)}, attempt
         )
 
@@ -86,9 +86,11 @@ class NodeHost(OwnedActor):
             keeper = KeeperProcess(detached=True)
         except OSError as error:
             self._remove_folder()
-            self._tell({"event": "refused", "reason": f"node {self._address}: {error}"}, attempt)
+            self._add_message(
+                {"event": "refused", "reason": f"node {self._address}: {error}"}, attempt
+            )
             return
-        with self._lock:  # with its reader at once: `_end_program` ends both or finds neither
+        with self._lock:  # together with its reader, so that `_end_program` finds both or neither
             self._keeper = keeper
             keeper.begin(
                 order,
@@ -107,7 +109,8 @@ class NodeHost(OwnedActor):
             self._reader.start()
 
     def _unpacked(self) -> str:
-        """A new folder with the files of the program; empty when none were sent along."""
+        """Unpacks the program's files into a new folder and returns its path; empty if none were
+        sent."""
         import ray
 
         if not self._package:
@@ -122,13 +125,13 @@ class NodeHost(OwnedActor):
         return folder
 
     def _remove_folder(self) -> None:
-        """The keeper has done so, unless it was killed or there was none."""
+        """Removes the program's folder, in case the keeper did not."""
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
 
     def _relay(self, keeper: KeeperProcess, attempt: int) -> None:
-        """Logs the messages of that keeper until its last one."""
+        """Adds the keeper's messages to the log until its last one."""
         while keeper.fileno() >= 0:
             select.select([keeper.fileno()], [], [], LISTEN_S)
             while self._log.unheard > MOST_UNHEARD and self._attempt == attempt:
@@ -136,13 +139,13 @@ class NodeHost(OwnedActor):
             for message in keeper.receive():
                 if message["event"] == "refused":
                     message["reason"] = f"node {self._address}: {message['reason']}"
-                self._tell(message, attempt)
+                self._add_message(message, attempt)
 
-    def _tell(self, message: Message, attempt: int) -> None:
+    def _add_message(self, message: Message, attempt: int) -> None:
         self._log.add({**message, "attempt": attempt})
 
     def listen(self, owner: str, heard: int = 0) -> list[Message]:
-        """As every `OwnedActor`; lines that wait together come as one message."""
+        """See `OwnedActor.listen`. Consecutive messages with lines are merged into one."""
         merged: list[Message] = []
         for message in super().listen(owner, heard):
             last = merged[-1] if merged else {}
@@ -159,20 +162,20 @@ class NodeHost(OwnedActor):
         return merged
 
     def end(self, owner: str, hung: bool = False) -> None:
-        """Ends the program; `ended` follows."""
+        """Ends the program; the message `ended` follows."""
         with self._lock:
             if self._is_owner(owner) and self._keeper is not None:
                 self._keeper.end(hung=hung)
 
     def heartbeat(self, owner: str) -> None:
-        """The owner lives, and so may the program."""
+        """Called by the owner while it is alive; renews the keeper's lease."""
         with self._lock:
             if self._is_owner(owner) and self._keeper is not None:
                 self._keeper.renew()
 
     def _end_program(self) -> None:
-        """Ends the program, and waits until it is gone. Its reader reads to the last message, also
-        when nobody listens."""
+        """Ends the program and waits for its end. The reader reads the keeper's messages to the
+        last one, even if nobody listens."""
         with self._lock:
             keeper, reader = self._keeper, self._reader
             self._keeper = self._reader = None
@@ -192,5 +195,5 @@ class NodeHost(OwnedActor):
 
 
 def remote_node_host() -> Any:
-    """The actor class."""
+    """The Ray actor class."""
     return remote_actor(NodeHost, "AutotuneNode", ("prepare", "begin", "end", "pid"))

@@ -1,5 +1,5 @@
-"""Program places on a Ray cluster: one placement group of whole nodes with an actor per node
-(`nodes.host`). Groups stay warm between attempts."""
+"""Nodes for programs on a Ray cluster: one placement group of whole nodes per attempt, with an
+actor per node (`nodes.host`). Groups stay warm between attempts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from autotune_workers.ray.placement import place_nodes
 from autotune_workers.ray.sent_folders import SentFolders
 
 GONE_S = 10.0
-"""for programs to end when the runner is closed; their keepers go on ending them"""
+"""longest wait for programs to end when the runner is closed, seconds; their keepers continue to
+end them"""
 
 
 class RayProgramPlaces:
-    """Placement groups with an actor per node; `ProgramPlaces`."""
+    """Placement groups with an actor per node; implements `ProgramPlaces`."""
 
     def __init__(self, groups: ActorGroups, folders: SentFolders) -> None:
         self._groups, self._folders = groups, folders
@@ -33,12 +34,12 @@ class RayProgramPlaces:
 
     @property
     def capacity(self) -> int:
-        """Ranks that fit on the cluster, by its last answer."""
+        """Number of ranks that fit on the cluster, by the head's last answer."""
         return self._groups.capacity.ranks
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
-        """So many whole nodes, warm where possible. Raises `RunnerError` when the head is gone, or
-        the folder is too large to be sent along."""
+        """Allocates whole nodes, warm ones if possible; None if not enough are free. Raises
+        `RunnerError` if the head is gone, or the folder is too large to be sent."""
         digest = self._folders.digest(folder) if folder else ""
         shape = Shape(kind="program", nodes=nodes, ranks_per_node=ranks_per_node, content=digest)
         place: Place | None = self._groups.form(shape, study, partial(self._place, shape))
@@ -92,8 +93,8 @@ class RayProgramPlaces:
         }
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the nodes, after `timeout_s` at the latest, whatever Ray does. Raises
-        `RunnerError` when the head of the cluster is gone."""
+        """Messages from the nodes, after at most `timeout_s`. Raises `RunnerError` if the head of
+        the cluster is gone."""
         return self._groups.listen("program", timeout_s)
 
     def disband(self, place: Place, healthy: bool) -> None:
@@ -107,20 +108,20 @@ class RayProgramPlaces:
         return self._groups.is_placed(place)
 
     def shortage(self, placement: Placement) -> str:
-        """Why such nodes can never be placed; empty when the cluster has, or had, enough that are
-        large enough."""
+        """Why such nodes can never be allocated; empty if the cluster has, or had, enough of
+        them."""
         return self._groups.capacity.shortage(placement, whole=True)
 
     def absence(self, placement: Placement) -> str:
-        """What the cluster has lost that such a program needs."""
+        """Which lost nodes such a program needs, as a message; empty if none."""
         return self._groups.capacity.absence(placement, whole=True)
 
     def close(self) -> None:
-        """Ends all programs, waits until they are gone, and removes the groups."""
+        """Ends all programs, waits for their end, and removes the groups."""
         end_s = time.monotonic() + GONE_S
         for node in self._groups.handles("program"):
             node.end()
-        with contextlib.suppress(Exception):  # without a head their keepers end them
+        with contextlib.suppress(Exception):  # without a head the keepers end the programs
             while (
                 any(node.is_running for node in self._groups.handles("program"))
                 and time.monotonic() < end_s

@@ -1,12 +1,12 @@
-"""The folder of a program, or of a module that builds a model, that is sent along to the nodes:
-packed once, unpacked where it is used.
+"""Packs the folder of a program, or of a module that builds a model, once to send it to the nodes,
+and unpacks it there.
 
-    left out   what `.gitignore` and `.rayignore` files name, as Ray reads them, and `.git`, `.venv`, `venv`, `__pycache__`
-    size       of the files that are left, before they are packed
+    left out   matches of `.gitignore` and `.rayignore`, as in Ray, and `.git`, `.venv`, `venv`, `__pycache__`
+    size       total of the remaining files before packing
 
-Ray's own `working_dir` is not used: for an actor it takes only packages that its private functions
-have uploaded, and it puts the folder first in the module path of the actor, where a program's
-`queue.py` would take the place of Python's.
+Ray's `working_dir` is not used: for actors it only takes packages uploaded by private functions of
+Ray, and it puts the folder first in the actor's module path, where a program's `queue.py` would
+replace Python's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALWAYS_LEFT_OUT = frozenset({".git", ".venv", "venv", "__pycache__"})
 IGNORE_FILES = (".gitignore", ".rayignore")
 MB = 1_000_000
 SHOWN = 3
-"""largest entries that an error names"""
+"""number of largest entries in an error message"""
 
 Matcher = Callable[[str], bool]
 
@@ -42,14 +42,14 @@ class PackedFolder:
     """A folder's files as a zip archive."""
 
     digest: str
-    """digest of names, modes and contents"""
+    """digest of the files' names, modes and contents"""
     data: bytes
-    """the archive"""
+    """the zip archive"""
 
 
 def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
-    """The folder without what is left out. Raises `RunnerError` when it is larger than
-    `limit_bytes`, or cannot be read."""
+    """Packs the folder. Raises `RunnerError` if it is larger than `limit_bytes` or cannot be
+    read."""
     root = Path(folder).resolve()
     try:
         return _packed(root, files_of(root, limit_bytes=limit_bytes))
@@ -62,8 +62,8 @@ def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
 
 
 def files_of(root: Path, *, limit_bytes: int) -> list[Path]:
-    """The files that are sent along. Raises `RunnerError` when they are larger than `limit_bytes`,
-    `OSError` when they cannot be read."""
+    """The files to be sent. Raises `RunnerError` if they are larger than `limit_bytes`, `OSError`
+    if they cannot be read."""
     files = sorted(_files(root, root, []))
     sizes = {path: path.stat().st_size for path in files}
     if sum(sizes.values()) > limit_bytes:
@@ -89,31 +89,31 @@ def _packed(root: Path, files: list[Path]) -> PackedFolder:
 
 
 def check_upload(study: Study, config: ParallelConfig, *, limit_bytes: int) -> None:
-    """Raises `RunnerError` when the folder of the study's program, or of its model's module, is to
-    be sent along and is too large for that."""
+    """Raises `RunnerError` if the folder of the study's program, or of its model's module, is to be
+    sent and is too large."""
     if study.trainer_options.get("working_dir") != UPLOAD:
         return
     root = _sent_folder(study, config)
     if root is not None and root.is_dir():
-        with contextlib.suppress(OSError):  # said when it is packed
+        with contextlib.suppress(OSError):  # reported when it is packed
             files_of(root, limit_bytes=limit_bytes)
 
 
 def _sent_folder(study: Study, config: ParallelConfig) -> Path | None:
-    """The folder of the program, or of the module that builds the model; None where there is none,
-    or the config cannot be launched."""
+    """The folder of the program, or of the module that builds the model; None if there is none, or
+    the config cannot be launched."""
     if study.trainer == NATIVE:
         code = study.workload.model.code
         return Path(code.folder).resolve() if code is not None and code.folder else None
     try:
         launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
-    except AutotuneError:  # of the config, not of the folder
+    except AutotuneError:  # an error of the config, not of the folder
         return None
     return Path(launch.cwd).resolve()
 
 
 def unpack(data: bytes, folder: str | Path) -> None:
-    """Writes the files into this folder, executable ones as such."""
+    """Writes the files into this folder, with their modes."""
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         for entry in packed.infolist():
             path = packed.extract(entry, folder)
@@ -121,7 +121,7 @@ def unpack(data: bytes, folder: str | Path) -> None:
 
 
 def _files(root: Path, folder: Path, above: list[tuple[Path, Matcher]]) -> Iterator[Path]:
-    """The files at any depth; links are followed, but not to a folder above."""
+    """Yields the files at any depth. Links are followed, except to a parent folder."""
     rules = above + [
         (folder, matcher) for name in IGNORE_FILES if (matcher := _matcher(folder / name))
     ]

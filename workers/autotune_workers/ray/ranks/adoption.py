@@ -1,7 +1,7 @@
-"""Adoption: the next controller of a study takes over the gangs that the last one left on a cluster
-which goes on.
+"""Adoption: a study's next controller takes over the gangs that the last one left on a cluster that
+outlives its drivers.
 
-A gang is adopted when its placement group exists and all its actors answer. What is not complete is
+A gang is adopted if its placement group exists and all its actors answer. Incomplete gangs are
 removed, and so are nodes that run programs: their trials are run again.
 """
 
@@ -29,29 +29,26 @@ from autotune_workers.ray.sent_folders import SentFolders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedGang:
-    """A gang that an earlier runner of the study left behind, complete and ours from now on."""
+    """A complete gang of an earlier runner of the study, now owned by this one."""
 
     pool: Place
     nodes: int
     """see `HostState`"""
     request: TrialRequest | None
-    """what its ranks are training, or have trained last; None: not known for certain"""
+    """request of the trial that its ranks run or ran last; None if that is uncertain"""
     run: int
-    """number of that launch"""
+    """number of that trial's launch"""
     begun: set[int]
-    """ranks of that launch that have the order to run"""
+    """ranks of that launch that have the order `run`"""
     joined: set[int]
-    """ranks that know its store"""
+    """ranks of that launch that know its rendezvous store"""
     is_idle: bool
-    """whether all ranks are up, or starting, and have nothing to do"""
+    """whether all ranks are running or starting, without a trial"""
 
 
 def adopt_gangs(ours: ActorGroups, folders: SentFolders, study: str) -> list[AdoptedGang]:
-    """The complete gangs that others left behind for this study. `ours`: what we hold already; its
-    owner token is that of the adopted ones.
-
-    `folders`: what can be sent along to them.
-    """
+    """Adopts the complete gangs that other runners left for this study. `ours`: this runner's
+    groups, whose owner token the adopted actors get. `folders`: folders to send with trials."""
     import ray
 
     prefix, cluster = study_prefix(study), ours.cluster
@@ -68,7 +65,7 @@ def adopt_gangs(ours: ActorGroups, folders: SentFolders, study: str) -> list[Ado
     cluster.ask(lambda: remove_groups(sorted(programs)))
     adopted = []
     for gang, members in gangs.items():
-        with contextlib.suppress(Exception):  # it ended meanwhile
+        with contextlib.suppress(Exception):  # it has ended meanwhile
             adopted.append(cluster.ask(partial(_adopt, gang, members, ours, folders)))
     return [gang for gang in adopted if gang is not None]
 
@@ -85,40 +82,45 @@ def _adopt(
             actors[name] = ray.get_actor(name)
     try:
         group = get_placement_group(gang)
-    except ValueError:  # gone too: its actors end with it
+    except ValueError:  # gone, and its actors end with it
         return None
     states: list[HostState | None]
     try:
         states = ray.get(
             [actor.adopt.remote(ours.owner) for actor in actors.values()], timeout=ANSWER_S
         )
-    except Exception:  # an actor is dead, or as good as dead
+    except Exception:  # an actor is dead or does not answer
         states = []
-    known = [state for state in states if state is not None]
-    if not known or len(known) < max(len(states), known[0].size):
+    states_received = [state for state in states if state is not None]
+    if not states_received or len(states_received) < max(len(states), states_received[0].size):
         remove_groups([gang])
         return None
-    run = max((s.trial["run"] for s in known if s.trial is not None), default=0)
-    seats: dict[int, RayRank] = {}
+    run = max((s.trial["run"] for s in states_received if s.trial is not None), default=0)
+    by_rank: dict[int, RayRank] = {}
     joined: set[int] = set()
-    others: list[RayRank] = []
+    without_trial: list[RayRank] = []
     order: Message | None = None
-    for (name, actor), state in zip(actors.items(), known, strict=True):
+    for (name, actor), state in zip(actors.items(), states_received, strict=True):
         rank = RayRank(name, actor, ours.owner, folders, state, silence=ours.silence())
         if state.trial is None or state.trial["run"] != run:
-            others.append(rank)
+            without_trial.append(rank)
             continue
         order = state.trial
-        seats[order["rank"]] = rank
+        by_rank[order["rank"]] = rank
         if state.knows_store:
             joined.add(order["rank"])
-    is_told = all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
+    is_certain = all(s.ready and not (s.is_ending or s.was_replaced) for s in states_received)
     return AdoptedGang(
-        pool=Place(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
-        nodes=known[0].nodes,
-        request=TrialRequest.from_dict(order["request"]) if order is not None and is_told else None,
+        pool=Place(
+            handles=[by_rank.get(n) or without_trial.pop(0) for n in range(len(states_received))],
+            token=group,
+        ),
+        nodes=states_received[0].nodes,
+        request=TrialRequest.from_dict(order["request"])
+        if order is not None and is_certain
+        else None,
         run=run,
-        begun=set(seats),
+        begun=set(by_rank),
         joined=joined,
-        is_idle=all(not s.is_lost and (s.is_idle or s.trial is None) for s in known),
+        is_idle=all(not s.is_lost and (s.is_idle or s.trial is None) for s in states_received),
     )

@@ -1,4 +1,4 @@
-"""A rank on a Ray cluster as the runner sees it. `ranks.host` is the other end."""
+"""The runner's side of a rank on a Ray cluster. `ranks.host` is the other end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autotune_workers.ray.ranks.host import HostState
 from autotune_workers.ray.sent_folders import SentFolders, folder_of_module
 
 HOST_KILL_S = 3.0
-"""a rank that its actor does not report gone this long after SIGKILL is killed with its actor"""
+"""a rank not reported as ended this many seconds after SIGKILL is killed with its actor"""
 
 
 class RayRank(ActorHandle):
-    """The runner's side of one rank actor."""
+    """Handle of one rank actor."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class RayRank(ActorHandle):
         *,
         silence: Silence | None = None,
     ) -> None:
-        """`owner`: the token that the actor obeys; `folders`: what can be sent along with a trial;
-        `state`: of an actor that was adopted."""
+        """`owner`: token that authorizes calls to the actor. `folders`: folders to send with
+        trials. `state`: of an adopted actor."""
         super().__init__(name, actor, owner, silence=silence)
         self._folders = folders
         self.ready = state.ready if state else False
@@ -42,13 +42,14 @@ class RayRank(ActorHandle):
         self.tail: tuple[str, ...] = ()
 
     def loss(self, error: BaseException) -> str:
-        """Why its actor is gone."""
+        """Why the actor is gone, as words for a message."""
         place = f"the host on node {self.address or '(not yet placed)'}"
         words = f"is lost: {' '.join(str(error).split())[:500]}"
         return f"{place} {f'did not answer for {format_duration(HOST_KILL_S)}' if self.given_up else words}"
 
     def gone(self, why: str) -> Message:
-        """Its last message, on its behalf. Its host was lost, unless we ended it ourselves."""
+        """The final message `gone` for the actor. `host_lost`: whether the host was lost, not
+        killed by the runner."""
         return {
             "event": "gone",
             "code": None,
@@ -58,7 +59,7 @@ class RayRank(ActorHandle):
         }
 
     def accept(self, messages: list[Message]) -> list[Message]:
-        """The messages of the process that is there now."""
+        """The messages of the current process. Updates the handle by them."""
         current = [m for m in messages if m.pop("generation") == self.generation]
         for message in current:
             if "log_tail" in message:
@@ -71,8 +72,8 @@ class RayRank(ActorHandle):
         return current
 
     def send(self, message: Message) -> None:
-        """Sends a message; order is kept. With the order to run goes the folder of the model's
-        module, where that is sent along."""
+        """Sends a message, in order. The folder of the model's module is sent with the order `run`,
+        if it is to be uploaded."""
         if message["command"] == "run" and (folder := folder_of_module(message["request"])):
             message = {
                 **message,
@@ -81,25 +82,25 @@ class RayRank(ActorHandle):
         self.call(self.actor.send, message)
 
     def begin(self) -> None:
-        """A trial begins on it; the host learns it with the order to run."""
+        """Call when a trial begins; the host learns of it by the order `run`."""
         self.tail = ()
 
     def terminate(self) -> None:
-        """SIGTERM to the rank."""
+        """Sends SIGTERM to the rank."""
         self.call(self.actor.terminate)
 
     def kill(self) -> None:
-        """SIGKILL to the rank; its host follows when that does not help."""
+        """Sends SIGKILL to the rank; its actor is killed if that does not help (`HOST_KILL_S`)."""
         if self.kill_asked_s is None:
             self.kill_asked_s = time.monotonic()
         self.call(self.actor.kill)
 
     def replace(self) -> None:
-        """Another process in the same place."""
+        """Replaces the rank's process, in the same place."""
         self.generation += 1
         self.ready, self.kill_asked_s = False, None
         self.call(self.actor.replace, self.generation)
 
     def log_tail(self) -> tuple[str, ...]:
-        """Last lines of its log, as they came with its last message."""
+        """The last lines of its log, from its last message."""
         return self.tail

@@ -1,12 +1,12 @@
-"""The Ray actor of one rank: holds its resources, keeps its process warm, and relays between it and
-the runner.
+"""The Ray actor of one rank: holds its resources, keeps its process warm, and relays messages
+between it and the runner.
 
-The rank itself is a child process, the same as the local runner's. So a rank can be limited,
-stopped, killed and replaced without losing the actor or its place in the placement group, and its
-exit status is known. The rank ends with the actor.
+The rank is a child process, as in the local runner. So it can be limited, stopped, killed and
+replaced without losing the actor's place in the placement group, and its exit status is known. The
+rank ends with the actor.
 
-It is an `OwnedActor`: the next controller of the study adopts it, with the trial that is running
-and all its messages so far; the previous owner is no longer obeyed. Abandoned, it ends its gang.
+It is an `OwnedActor`: the study's next controller adopts it with the running trial and all its
+messages so far, and calls of the previous owner are then ignored. If abandoned, it ends its gang.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from autotune_workers.ray.sent_folders import UnpackedFolder, with_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """What a new owner has to know of an actor."""
+    """State of an actor for a new owner."""
 
     size: int
-    """of its gang"""
+    """number of ranks of its gang"""
     nodes: int
-    """whole nodes over which that was spread; 1: it was placed wherever there was room"""
+    """number of whole nodes of the gang; 1: its ranks were placed wherever there was room"""
     generation: int
-    """of its rank's process"""
+    """number of its rank's process, counted by the owner"""
     ready: bool
     host: str
     node: str
     """hostname of its node; empty until it is ready"""
     gpus: tuple[str, ...]
-    """its own, as CUDA_VISIBLE_DEVICES names them there"""
+    """its GPUs, as in CUDA_VISIBLE_DEVICES of its node"""
     trial: Message | None
-    """the order to run the last trial; None: this process ran none"""
+    """the last order `run`; None if this process had none"""
     knows_store: bool
-    """whether it was told how the ranks of that trial find each other"""
+    """whether it knows the address of that trial's rendezvous store"""
     is_ending: bool
-    """whether it was told to end that trial before its time"""
+    """whether it was ordered to end that trial early"""
     is_idle: bool
-    """whether it has cleaned up after it"""
+    """whether it has cleaned up after that trial"""
     is_lost: bool
     """whether its process has ended"""
     was_replaced: bool
-    """whether it is not the process that the trial before was given to"""
+    """whether its process replaced the one that ran the previous trial"""
 
 
 class RankHost(OwnedActor):
-    """A thread of its own reads the rank's messages: a rank must not block because its owner does
-    not listen. Each carries the `generation` of its process."""
+    """The actor's class. A thread reads the rank's messages, so that the rank never blocks on an
+    owner that does not listen. Each message has the `generation` of its process."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class RankHost(OwnedActor):
         nodes: int = 1,
     ) -> None:
         """Starts the rank's process. `size`, `nodes`: see `HostState`. `device`: cpu or cuda; Ray
-        has set CUDA_VISIBLE_DEVICES. `abandoned_s`: None when it ends with its driver."""
+        has set CUDA_VISIBLE_DEVICES. `abandoned_s`: see `OwnedActor`; None if the actor ends with
+        its driver."""
         import ray
 
         self._size, self._nodes, self._name = size, nodes, name
@@ -101,8 +102,8 @@ class RankHost(OwnedActor):
         return rank
 
     def _read(self, rank: RankProcess, generation: int) -> None:
-        """Logs the messages of that process until it is gone."""
-        with contextlib.suppress(ValueError):  # it was closed, because another replaces it
+        """Adds the messages of that process to the log until it has ended."""
+        with contextlib.suppress(ValueError):  # closed, because another process replaces it
             while rank.fileno() >= 0:
                 select.select([rank.fileno()], [], [], LISTEN_S)
                 for message in rank.receive():
@@ -113,7 +114,7 @@ class RankHost(OwnedActor):
                     self._log.add(logged)
 
     def _note(self, message: Message, generation: int) -> None:
-        """Keeps the state that a new owner asks for."""
+        """Updates the state for a new owner."""
         with self._lock:
             if generation != self._generation:
                 return
@@ -129,8 +130,8 @@ class RankHost(OwnedActor):
                 self._idle = True
 
     def send(self, owner: str, message: Message) -> None:
-        """Hands an order to the rank. The folder that came along with it is unpacked here, and
-        named in it."""
+        """Passes an order to the rank. A folder sent with it is unpacked here, and its path is set
+        in the order."""
         package = message.pop("package", None)
         order = (
             message
@@ -152,9 +153,9 @@ class RankHost(OwnedActor):
             self._rank.send(order)
 
     def _unpacked(self, request: dict[str, Any], package: Any) -> dict[str, Any]:
-        """The request with the folder as it lies here: unpacked once, as long as the runner sends
-        the same. Where it cannot be written the rank is told the folder's own name, and says that
-        it cannot import the module."""
+        """The request with the path of the unpacked folder, which is unpacked once while the runner
+        sends the same one. If it cannot be written, the request is unchanged, and the rank reports
+        that it cannot import the module."""
         import ray
 
         if self._folder is None or self._package != package:
@@ -169,21 +170,21 @@ class RankHost(OwnedActor):
         return with_folder(request, self._folder.path)
 
     def terminate(self, owner: str) -> None:
-        """SIGTERM to the rank."""
+        """Sends SIGTERM to the rank."""
         with self._lock:
             if self._is_owner(owner):
                 self._ending = True
                 self._rank.terminate()
 
     def kill(self, owner: str) -> None:
-        """SIGKILL to the rank."""
+        """Sends SIGKILL to the rank."""
         with self._lock:
             if self._is_owner(owner):
                 self._ending = True
                 self._rank.kill()
 
     def replace(self, owner: str, generation: int) -> None:
-        """Ends the rank's process and starts another, which carries this generation."""
+        """Replaces the rank's process by a new one with this generation."""
         with self._lock:
             if not self._is_owner(owner):
                 return
@@ -193,7 +194,7 @@ class RankHost(OwnedActor):
         old.close()
 
     def adopt(self, owner: str) -> HostState | None:
-        """Makes the caller the owner. None when the last owner has given the actor up, or it was
+        """Makes the caller the owner. Returns None if the last owner released the actor, or it was
         abandoned."""
         with self._lock:
             if not self._owner:
@@ -228,6 +229,6 @@ class RankHost(OwnedActor):
 
 
 def remote_host() -> Any:
-    """The actor class."""
+    """The Ray actor class."""
     orders = ("send", "terminate", "kill", "replace", "pids")
     return remote_actor(RankHost, "AutotuneRank", orders, ownership=("adopt",))

@@ -1,9 +1,9 @@
-"""Rank pools on a Ray cluster: one placement group with an actor per rank. `ranks.host` is the
-actors' side, `adoption` what others left behind.
+"""Rank pools on a Ray cluster: one placement group per gang with an actor per rank. `ranks.host` is
+the actors' side; `adoption` takes over gangs of earlier runners.
 
-Ranks of one node may run on any nodes that have room, as near to one another as possible: a cluster
-that is described as one node may consist of several smaller ones. Ranks of several nodes have whole
-nodes (`placement`), with equally many ranks on each.
+Ranks of a one-node placement may run on any nodes with room, as close together as possible, because
+a cluster described as one node may consist of several smaller ones. Placements of several nodes get
+whole nodes (`placement`), with the same number of ranks on each.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ class RayRankPools:
     """Placement groups with an actor per rank."""
 
     def __init__(self, groups: ActorGroups, folders: SentFolders, *, trial: str) -> None:
-        """`folders`: what is sent along; `trial`: `module:function` of the training loop."""
+        """`folders`: folders to send with trials; `trial`: `module:function` of the training
+        loop."""
         self._groups, self._folders, self._trial = groups, folders, trial
 
     @property
     def capacity(self) -> int:
-        """Ranks that fit on the cluster, by its last answer."""
+        """Number of ranks that fit on the cluster, by the head's last answer."""
         return self._groups.capacity.ranks
 
     def form(self, placement: Placement, study: str) -> Place | None:
-        """A warm gang of that shape, else a new placement group. Raises `RunnerError` when the head
-        is gone."""
+        """A warm gang of that shape, else a new placement group; None if not enough is free. Raises
+        `RunnerError` if the head is gone."""
         return self._groups.form(_shape(placement), study, partial(self._place, placement))
 
     def _place(self, placement: Placement, name: str) -> Place:
@@ -95,15 +96,14 @@ class RayRankPools:
         return Place(handles=handles, token=group)
 
     def adopt(self, study: str) -> list[AdoptedGang]:
-        """The complete gangs that others left behind for this study; none on a cluster that ends
-        with its driver."""
+        """Adopts the complete gangs that other runners left for this study; none on a cluster that
+        ends with its driver."""
         if self._groups.abandoned_s is None:
             return []
         return adopt_gangs(self._groups, self._folders, study)
 
     def take(self, gang: AdoptedGang, study: str, *, busy: bool) -> None:
-        """Takes an adopted gang among the busy ones or the idle ones; one that shall be idle, but
-        is not, is removed."""
+        """Adds an adopted gang as busy or idle. One that should be idle, but is not, is removed."""
         if busy or gang.is_idle:
             ranks = len(gang.pool.handles) // gang.nodes
             shape = _shape(Placement(nnodes=gang.nodes, nproc_per_node=ranks))
@@ -112,14 +112,14 @@ class RayRankPools:
             self._groups.remove(gang.pool)
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the ranks, after `timeout_s` at the latest, whatever Ray does. Raises
-        `RunnerError` when the head of the cluster is gone."""
+        """Messages from the ranks, after at most `timeout_s`. Raises `RunnerError` if the head of
+        the cluster is gone."""
         import ray
 
         now_s = time.monotonic()
         for rank in self._groups.handles("gang"):
             is_late = rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S
-            # an actor that itself is silent is not to blame for its rank: it will be found lost
+            # a silent actor is not killed for its rank: it will count as lost
             if (
                 is_late
                 and not self._groups.cluster.is_silent
@@ -134,7 +134,7 @@ class RayRankPools:
         """Keeps the gang for the next trial of its size, with new processes for ranks that are not
         healthy.
 
-        It is removed when an actor is lost, or when others wait for its place.
+        The gang is removed if an actor is lost, or others wait for resources.
         """
         is_usable = any(h.ready or i in healthy for i, h in enumerate(pool.handles))
         if self._groups.disband(pool, is_usable=is_usable):
@@ -147,15 +147,15 @@ class RayRankPools:
         return self._groups.is_placed(pool)
 
     def shortage(self, placement: Placement) -> str:
-        """Why such a gang can never be placed; empty when the cluster is, or was, large enough."""
+        """Why such a gang can never be placed; empty if the cluster is, or was, large enough."""
         return self._groups.capacity.shortage(placement)
 
     def absence(self, placement: Placement) -> str:
-        """What the cluster has lost that such a gang needs."""
+        """Which lost nodes such a gang needs, as a message; empty if none."""
         return self._groups.capacity.absence(placement)
 
     def close(self) -> None:
-        """Kills all actors and removes all placement groups, except those that somebody else has
+        """Kills all actors and removes all placement groups, except those that another runner has
         adopted."""
         self._groups.close()
 
