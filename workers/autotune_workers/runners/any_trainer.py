@@ -1,5 +1,5 @@
-"""What the `local` and the `ray` runner share: the native trainer runs on gangs of warm ranks, the
-programs of all other trainers are started as they are."""
+"""Base class of the `local` and the `ray` runner: the native trainer runs on gangs of warm ranks,
+other trainers as the programs that they launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune_workers.training.faults import Fault
 
 
 def refuse_python_line(study: Study) -> None:
-    """Raises `RunnerError` for a trainer that only Python can start."""
+    """Raises `RunnerError` for a trainer that can only be started from Python."""
     if python_line(study.trainer):
         raise RunnerError(
             f"the {study.trainer} trainer is started from Python, not by a command, so the {study.runner} runner cannot run it",
@@ -31,7 +31,7 @@ def refuse_python_line(study: Study) -> None:
 
 
 class AnyTrainerRunner(GangRunner):
-    """Runs trials of every trainer: on ranks or as programs."""
+    """Runs trials of all trainers, on ranks or as programs."""
 
     def __init__(
         self,
@@ -41,19 +41,20 @@ class AnyTrainerRunner(GangRunner):
         faults: Iterable[Fault | Mapping[str, Any]] = (),
         patience: Patience | None = None,
     ) -> None:
-        """`pools`: where ranks come from; `places`: where nodes for programs come from."""
+        """`pools`: provides ranks; `places`: provides nodes for programs."""
         super().__init__(pools, faults=faults, patience=patience)
         self._programs = ProgramRunner(places, patience=patience)
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `RunnerError` for a trainer that only Python can start."""
+        """Raises `RunnerError` for a trainer that can only be started from Python."""
         refuse_python_line(study)
 
     @classmethod
     def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a program that is not where this machine and those of the
-        study's job see it, and for data that cannot be used. A container's files are not seen."""
+        """Raises `RunnerError` for a program that is not visible to this machine and the nodes of
+        the study's job, and for unusable data. Does nothing if trials run in a container, whose
+        files are not visible here."""
         if in_container():
             return
         check_program(study, smallest)
@@ -62,16 +63,16 @@ class AnyTrainerRunner(GangRunner):
 
     @property
     def trainers(self) -> Sequence[str]:
-        """Every trainer that a launch starts; whether its program is installed shows when a trial
-        starts it."""
+        """Names of all trainers that a launch starts. Whether a program is installed is checked
+        when a trial starts it."""
         return (
             NATIVE,
             *(name for name in trainer_names() if name != NATIVE and not python_line(name)),
         )
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when
-        nothing can be run."""
+        """Starts the attempt, or queues it until ranks are free. Raises `RunnerError` if it cannot
+        be run."""
         self.check(request)
         if request.trainer == NATIVE:
             super().start(request)
@@ -79,7 +80,7 @@ class AnyTrainerRunner(GangRunner):
             self._programs.start(request)
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
-        """Events since the last call; waits up to `timeout_s` for the first one."""
+        """The events since the last call. Waits up to `timeout_s` for the first one."""
         if not self._programs.busy:
             return super().poll(timeout_s)
         events = super().poll(0.0)
@@ -91,7 +92,7 @@ class AnyTrainerRunner(GangRunner):
         self._programs.cancel(attempt)
 
     def close(self) -> None:
-        """Ends what runs and frees everything."""
+        """Ends all attempts and frees all resources."""
         if not self._closed:
             self._programs.close()
             super().close()

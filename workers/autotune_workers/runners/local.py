@@ -1,13 +1,11 @@
-"""The `local` runner: warm rank processes on this machine, without Ray. A GPU per rank where there
+"""The `local` runner: warm rank processes on this machine, without Ray; one GPU per rank if there
 are GPUs, else CPU ranks.
 
-Ranks are started when they are first needed and stay: torch is imported and the CUDA context made
-once. A rank that failed its trial but came back clean is kept; one that died, hung or leaks is
-replaced at once, in the background. Trials of several runners on one machine take turns
-(`turn_queue`).
+Ranks are started when first needed and stay, so that torch is imported and the CUDA context created
+once. A rank that failed its trial but cleaned up is kept; one that died, hung or leaks is replaced
+at once, in the background. Trials of several runners on one machine take turns (`turn_queue`).
 
-The native trainer runs on these ranks; the programs of all other trainers are started as they are
-(`process.program.attempt`).
+The native trainer runs on these ranks; other trainers run as programs (`process.program.attempt`).
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ from autotune_workers.runners.turn_queue import LOOK_EVERY_S, TurnQueue
 from autotune_workers.training.faults import Fault
 
 MIN_CPU_RANKS = 8
-"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small
-machine"""
+"""smallest number of CPU ranks, even with fewer CPUs: slow, but small machines can try every
+parallel layout"""
 
 
 class LocalRunner(AnyTrainerRunner):
@@ -61,14 +59,14 @@ class LocalRunner(AnyTrainerRunner):
         workload: Workload | None,
         config: ParallelConfig | None,
     ) -> ObservedProgram:
-        """What reads the log of a program that somebody else starts (`autotune.observing`)."""
+        """The reader of a program that the user starts (`autotune.observing`)."""
         from autotune_workers.process.program.observed import ObservedProgram
 
         return ObservedProgram(trainer, options, workload, config)
 
     @staticmethod
     def failure_of(error: BaseException, steps_done: int) -> Failure:
-        """What an exception says of a training that it ended."""
+        """The failure of a training that ended with this exception."""
         from autotune_workers.gang.failure_kind import of_exception
 
         report = {
@@ -81,7 +79,7 @@ class LocalRunner(AnyTrainerRunner):
 
     @staticmethod
     def facts_of_model(model: Any) -> dict[str, Any]:
-        """What the probe would say of a model of this process (`autotune_workers.probe`)."""
+        """The probe's facts about a model in this process (`autotune_workers.probe`)."""
         from autotune_workers.probe.injected.model_facts import of_model
 
         return of_model(model)
@@ -96,17 +94,17 @@ class LocalRunner(AnyTrainerRunner):
         trial: str = TRIAL,
         collectives: str = "",
     ) -> None:
-        """`max_ranks`: ranks at once; None means one per GPU, or on CPU one per CPU and at least 8.
+        """`max_ranks`: ranks at once; None: one per GPU, or on CPU one per CPU and at least 8.
         `device`: auto, cpu or cuda.
 
-        `trial`: `module:function` of the training loop, `collectives`: `module:name` of a backend
-        of torch.distributed, both for tests. Raises `RunnerError` when cuda is asked for and not
-        there.
+        `trial`: `module:function` of the training loop, `collectives`: `module:name` of a
+        torch.distributed backend, both for tests. Raises `RunnerError` if cuda is requested and not
+        available.
         """
         gpus, capacity = _resources(max_ranks, device)
         self._gpus = gpus
         self.on_gpu = bool(gpus)
-        """whether ranks have a GPU each"""
+        """whether each rank has a GPU"""
         super().__init__(
             LocalRankPools(capacity, gpus=gpus, trial=trial, collectives=collectives),
             LocalPlaces(capacity, gpus=gpus),
@@ -114,11 +112,11 @@ class LocalRunner(AnyTrainerRunner):
             patience=patience,
         )
         self._turns = TurnQueue(MachineTurn(gpus), super().start)
-        self._said: list[RunnerEvent] = []
+        self._pending_events: list[RunnerEvent] = []
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for GPUs, ranks or programs that this machine does not have."""
+        """Raises `RunnerError` if this machine lacks the GPUs, ranks or program for the study."""
         if in_container():
             raise RunnerError(
                 f"trials must run in a container (set by {SRUN}), but the 'local' runner starts them outside it",
@@ -136,46 +134,46 @@ class LocalRunner(AnyTrainerRunner):
             check_data(study)
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait for its turn on this machine and for free ranks.
-        Raises `RunnerError` or `MissingExtraError` when nothing can be run."""
+        """Starts the attempt, or queues it for its turn on this machine and for free ranks. Raises
+        `RunnerError` or `MissingExtraError` if it cannot be run."""
         if request.trainer == NATIVE:
             check_torch("local")
             check_gpus(self._gpus)
         self.check(request)
         if request.id in self._turns:
             raise RunnerError(f"attempt {request.id} is already running")
-        self._said += self._turns.add(request)
+        self._pending_events += self._turns.add(request)
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
-        """Events since the last call; waits up to `timeout_s` for the first one."""
+        """The events since the last call. Waits up to `timeout_s` for the first one."""
         end_s = time.monotonic() + timeout_s
         while True:
-            self._said += self._turns.look()
-            left_s = max(0.0, end_s - time.monotonic()) if not self._said else 0.0
+            self._pending_events += self._turns.look()
+            left_s = max(0.0, end_s - time.monotonic()) if not self._pending_events else 0.0
             events = super().poll(left_s if self._turns.is_empty else min(left_s, LOOK_EVERY_S))
             self._turns.hear(events)
-            if self._said or events or self._closed or time.monotonic() >= end_s:
-                said, self._said = self._said, []
-                return said + events
+            if self._pending_events or events or self._closed or time.monotonic() >= end_s:
+                pending, self._pending_events = self._pending_events, []
+                return pending + events
 
     def cancel(self, attempt: AttemptId) -> None:
         """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
-        self._said += self._turns.cancel(attempt)
+        self._pending_events += self._turns.cancel(attempt)
         super().cancel(attempt)
 
     def close(self) -> None:
-        """Ends what runs, frees everything and gives the turn back."""
+        """Ends all attempts, frees all resources and gives the turn back."""
         super().close()
         self._turns.close()
 
 
 class LocalRankPools:
-    """Up to `capacity` rank processes in numbered slots; with GPUs, the slot is the GPU."""
+    """Up to `capacity` rank processes in numbered slots; with GPUs, a slot is a GPU."""
 
     def __init__(
         self, capacity: int, *, gpus: list[str], trial: str, collectives: str = ""
     ) -> None:
-        """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
+        """`gpus`: names for CUDA_VISIBLE_DEVICES; empty for CPU ranks."""
         self.capacity, self._gpus = capacity, gpus
         self._ranks: dict[int, RankProcess] = {}
         self._busy: set[int] = set()
@@ -185,8 +183,8 @@ class LocalRankPools:
         )
 
     def form(self, placement: Placement, study: str) -> Place | None:
-        """The warmest free slots, for any study: ranks that are ready, then those that are
-        starting, then new ones. All are on this machine."""
+        """Free slots for a gang of any study: ready ranks first, then starting ones, then new ones.
+        None if too few are free."""
         size = placement.world_size
         free = [p for p in range(self.capacity) if p not in self._busy]
         if len(free) < size:
@@ -202,22 +200,22 @@ class LocalRankPools:
         return Place(handles=[self._ranks[p] for p in slots], token=slots)
 
     def wait(self, timeout_s: float) -> list[tuple[RankProcess, Message]]:
-        """Messages of the ranks; the end of a process shows in its closed channel, or at the next
+        """Messages from the ranks. The end of a process shows in its closed channel, or at the next
         call."""
         self._selector.select(timeout_s)
         received: list[tuple[RankProcess, Message]] = []
         for slot, rank in list(self._ranks.items()):
-            number = rank.fileno()
+            descriptor = rank.fileno()
             messages = rank.receive()
             if messages and messages[-1]["event"] == "gone":
-                self._forget(slot, number)
+                self._forget(slot, descriptor)
                 if slot not in self._busy:
                     rank.close()
             received += [(rank, message) for message in messages]
         return received
 
     def disband(self, pool: Place, healthy: frozenset[int]) -> None:
-        """Frees the slots, and reslots the ranks that are not healthy."""
+        """Frees the slots, and replaces ranks that are not healthy."""
         for index, slot in enumerate(pool.token):
             self._busy.discard(slot)
             rank: RankProcess = pool.handles[index]
@@ -229,19 +227,19 @@ class LocalRankPools:
             self._start(slot)
 
     def is_placed(self, pool: Place) -> bool:
-        """Always: a free slot is a place."""
+        """True: free slots are allocated at once."""
         return True
 
     def shortage(self, placement: Placement) -> str:
-        """Why there never are so many slots."""
+        """Why there can never be enough slots; empty if there can."""
         return too_many(placement.world_size, self.capacity)
 
     def absence(self, placement: Placement) -> str:
-        """Empty: slots do not go away."""
+        """Empty: no slot can be missing."""
         return ""
 
     def close(self) -> None:
-        """Kills all ranks and waits until they are gone."""
+        """Kills all ranks and waits for their end."""
         for rank in self._ranks.values():
             rank.kill()
         for rank in self._ranks.values():
@@ -263,8 +261,8 @@ class LocalRankPools:
 
 
 def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
-    """The GPUs that ranks get (none means CPU ranks), and ranks at once. Raises `SpecError` or
-    `RunnerError` for options that make no sense here."""
+    """(GPUs for ranks, empty for CPU ranks; number of ranks at once). Raises `SpecError` or
+    `RunnerError` for options that are invalid here."""
     one_of("runner.device", device, ("auto", "cpu", "cuda"))
     if max_ranks is not None:
         positive_int("runner.max_ranks", max_ranks, at_most=1024)

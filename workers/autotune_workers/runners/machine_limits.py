@@ -1,7 +1,6 @@
-"""What this machine cannot run, found out without starting anything. The runners share these
-checks.
+"""Checks whether this machine can run a study, without starting anything. Shared by the runners.
 
-All raise `RunnerError` (or `MissingExtraError`) with the law, the values and the remedy.
+All raise `RunnerError` (or `MissingExtraError`) with the rule, the values and the remedy.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from autotune_workers.training.token_file import token_file
 from autotune_workers.training.torch_version import check_torch_version
 
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""one of these is there with NVIDIA's driver, with that of WSL, with AMD's"""
+"""device files of the drivers: NVIDIA's, that of WSL, AMD's"""
 _NO_GPU = ("", "-1", "NoDevFiles")
-"""the driver ignores these words and all behind them; Slurm writes the last one for a job without
-GPUs"""
+"""entries of CUDA_VISIBLE_DEVICES at which the driver stops reading; Slurm sets the last one for a
+job without GPUs"""
 _PLATFORM = re.compile(r"^(cuda|hip|xpu)\b.*=\s*['\"][^'\"]+['\"]", re.MULTILINE)
 _PYTHONS = ("python", "python3")
-"""one of these makes a folder of programs an environment"""
+"""names of interpreters; a folder of programs with one of them is an environment"""
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. Creates no CUDA
     context."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
@@ -45,7 +44,7 @@ def visible_gpus() -> list[str]:
 
 
 def _count_gpus() -> int:
-    """GPUs that the driver shows under /proc; 0 without a driver."""
+    """Number of GPUs that NVIDIA's driver lists under /proc; 0 without the driver."""
     try:
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
@@ -53,8 +52,8 @@ def _count_gpus() -> int:
 
 
 def check_gpus(gpus: Sequence[str]) -> None:
-    """Raises when the native trainer cannot use the GPUs that this process was given: their driver
-    is missing, or torch was built without GPUs."""
+    """Raises if the native trainer cannot use the visible GPUs, because their driver is missing or
+    torch was built without GPUs."""
     if not gpus:
         return
     if not any(map(os.path.exists, GPU_DRIVERS)):
@@ -78,12 +77,12 @@ def check_gpus(gpus: Sequence[str]) -> None:
 
 
 def is_torch_for_gpus() -> bool:
-    """Whether torch was built for GPUs, as its file `version.py` says (`cuda = '12.8'` for
-    instance); torch is not imported."""
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
+    """Whether torch was built for GPUs, by its file `version.py` (for example `cuda = '12.8'`),
+    without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
         return False
-    text = (Path(found.submodule_search_locations[0]) / "version.py").read_text()
+    text = (Path(spec.submodule_search_locations[0]) / "version.py").read_text()
     return _PLATFORM.search(text) is not None
 
 
@@ -95,8 +94,8 @@ def check_device(
     where: str = "on this machine",
     error: type[RunnerError] = RunnerError,
 ) -> None:
-    """Raises `error` when a study of GPUs would train on the CPU and nobody asked for that.
-    `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
+    """Raises `error` if a study on GPUs would train on the CPU without being told to. `on_cpu`: the
+    option that permits it; `where`: where it would train, as words for the message."""
     gpu = study.workload.cluster.gpu
     if not gpu.is_cpu and not on_gpu:
         raise error(
@@ -108,7 +107,7 @@ def check_device(
 
 
 def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None:
-    """Raises when even the smallest config needs more ranks than there are."""
+    """Raises if even the smallest config needs more ranks than there are."""
     if smallest.world_size > capacity:
         raise RunnerError(
             f"the smallest config in the space needs {number_of(smallest.world_size, 'rank')}, but the {study.runner!r} runner has {int(capacity)} on this machine",
@@ -118,24 +117,22 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
 
 
 def check_torch(runner: str) -> None:
-    """Raises when the torch of the native trainer is missing, or of a release that it was not
-    checked with."""
+    """Raises if the native trainer's torch is missing, or has an unsupported version."""
     require_extra("native", f"the 'native' trainer on the {runner!r} runner")
     check_torch_version()
 
 
 def check_data(study: Study) -> None:
-    """Raises when the study's data cannot be read here, is too short, or holds ids beyond the
-    vocabulary: every config would fail of it."""
+    """Raises if the study's data cannot be read here, is too short, or has token ids beyond the
+    vocabulary, because every config would fail."""
     model = study.workload.model
     if model.code is None or model.code.reads_tokens:
         token_file(study.data, seq_len=study.workload.seq_len, vocab_size=model.vocab_size)
 
 
 def check_program(study: Study, config: ParallelConfig) -> None:
-    """Raises when the program or its folder is not on this machine, and when the launch cannot be
-    written because an option is missing: the config is legal, so nothing else of the trainer speaks
-    against it."""
+    """Raises if the program or its folder is not on this machine, or the launch lacks an option.
+    Other errors of the trainer are ignored here, as the config is valid."""
     if study.trainer == NATIVE:
         check_torch(study.runner)
         return
@@ -153,7 +150,7 @@ def check_program(study: Study, config: ParallelConfig) -> None:
 
 
 def check_launch(name: str, launch: Launch) -> None:
-    """The folder and the executable of a launch of the `name` trainer."""
+    """Checks the folder, environment and executable of a launch of the `name` trainer."""
     check_folder(name, launch)
     check_environment(name, launch)
     if not find_executable(launch):
@@ -170,8 +167,8 @@ def check_launch(name: str, launch: Launch) -> None:
 
 
 def check_environment(name: str, launch: Launch) -> None:
-    """The environment whose Python starts a launch of the `name` trainer, where it names one; the
-    one in PATH does not take its place."""
+    """Checks the Python environment of a launch of the `name` trainer, if it has one; the Python in
+    PATH does not replace it."""
     if not launch.python:
         return
     named = os.path.basename(launch.python)
@@ -191,8 +188,8 @@ def check_environment(name: str, launch: Launch) -> None:
 
 
 def check_folder(name: str, launch: Launch) -> None:
-    """The folder in which a launch of the `name` trainer runs."""
-    cwd = os.path.abspath(launch.cwd)  # the current folder when it is empty
+    """Checks the folder in which a launch of the `name` trainer runs."""
+    cwd = os.path.abspath(launch.cwd)  # the current folder if it is empty
     if not os.path.isdir(cwd):
         raise RunnerError(
             f"the {name} trainer runs in {cwd!r}, but there is no such folder here",

@@ -1,12 +1,12 @@
-"""The `ray` runner: gangs of rank actors for the native trainer, and whole nodes for the programs
-of all others, on a Ray cluster.
+"""The `ray` runner: runs the native trainer on gangs of rank actors, and programs of other trainers
+on whole nodes, on a Ray cluster.
 
-Each has a placement group. Its actors stay between trials, so that a trial of the same shape starts
-warm; a group whose resources are needed for another shape is removed. On a cluster that was joined,
-gangs outlive the runner for a while: the runner of the study's next controller adopts them with
-what they are running (`adoption`); programs end. The runner never waits for Ray without a deadline:
-it listens to all ranks at once with `ray.wait`, and a call that Ray cannot answer now (unreachable
-is not dead) is repeated; the actor keeps its rank's messages until they are confirmed.
+Each gang or program has a placement group. Its actors stay between trials, so that a trial of the
+same shape starts warm; a group is removed if its resources are needed for another shape. On a
+cluster that was joined, gangs outlive the runner for a while, and the runner of the study's next
+controller adopts them with their trial (`adoption`); programs end. The runner never waits for Ray
+without a deadline: it listens to all ranks at once with `ray.wait`, and repeats calls that Ray
+cannot answer now (unreachable is not dead). Actors keep their messages until they are confirmed.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from autotune_workers.training.faults import Fault
 
 LOG = logging.getLogger(__name__)
 ABANDONED_S = 30.0
-"""a gang whose runner sends no heartbeat for so long ends itself"""
+"""seconds without a heartbeat of its runner after which a gang ends itself"""
 ALONE = "; or add --runner local, which trains only on this machine, without Ray"
-"""what works where Ray is not installed"""
+"""alternative that needs no Ray, for an error message"""
 ONLY_TORCH = f"; or only torch, for --runner local: {install_command('native')}"
-"""what is enough where torch, which the native trainer needs, is not installed either"""
+"""alternative that needs only torch, if torch is missing too, for an error message"""
 UPLOAD_LIMIT_MB = 100
-"""Ray keeps what is sent along in memory, on the head and on every node"""
+"""largest folder that is sent, MB: Ray keeps it in memory on the head and every node"""
 
 
 class RayRunner(AnyTrainerRunner):
@@ -84,16 +84,16 @@ class RayRunner(AnyTrainerRunner):
         leave_out: Sequence[str] = (),
         trial: str = TRIAL,
     ) -> None:
-        """Joins the cluster at `address` (or in RAY_ADDRESS), else starts one on this machine with
-        `num_cpus` and `num_gpus`.
+        """Joins the cluster at `address` (or in RAY_ADDRESS), or else starts one on this machine
+        with `num_cpus` and `num_gpus`.
 
-        `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start
-        Ray's dashboard, on loopback. `abandoned_s`: how long gangs wait for the next controller
-        when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no
-        sign of life before it counts as lost. `env`, `node_env`: variables for ranks and programs
-        on all nodes, and on one by its hostname or address. `upload_limit_mb`: most that the folder
-        of a program or module may have to be sent along. `leave_out`: hostnames or addresses of
-        nodes that get no ranks. Raises `RunnerError` when Ray cannot be joined or started.
+        `gpus_per_rank`: None means 1 if the cluster has GPUs, else 0. `dashboard`: also start Ray's
+        dashboard, on loopback. `abandoned_s`: how long gangs wait for the next controller after
+        this one is gone, on a cluster that was joined. `lost_s`: how long a node may be silent
+        before it counts as lost. `env`, `node_env`: variables for ranks and programs on all nodes,
+        and on one node by its hostname or address. `upload_limit_mb`: largest folder of a program
+        or module that is sent. `leave_out`: hostnames or addresses of nodes that get no ranks.
+        Raises `RunnerError` if Ray cannot be joined or started.
         """
         positive("runner.abandoned_s", abandoned_s)
         positive("runner.lost_s", lost_s)
@@ -110,7 +110,7 @@ class RayRunner(AnyTrainerRunner):
         )
         self._cluster.left_out = frozenset(leave_out)
         try:
-            _name_absent_nodes(environment, self._cluster)
+            _warn_about_absent_nodes(environment, self._cluster)
             gpus = (
                 gpus_per_rank
                 if gpus_per_rank is not None
@@ -119,7 +119,7 @@ class RayRunner(AnyTrainerRunner):
         except BaseException:
             self._cluster.close()
             raise
-        self._trains_as_asked = gpus > 0 or gpus_per_rank is not None
+        self._trains_on_requested_device = gpus > 0 or gpus_per_rank is not None
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         self._groups = ActorGroups(
             self._cluster,
@@ -135,8 +135,8 @@ class RayRunner(AnyTrainerRunner):
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `SpecError` for options that no cluster can have, `RunnerError` for a trainer that
-        only Python can start."""
+        """Raises `SpecError` for options that are invalid on any cluster, `RunnerError` for a
+        trainer that can only be started from Python."""
         super().preflight(study)
         options = study.runner_options
         NodeEnvironment.of(options.get("env"), options.get("node_env"))
@@ -145,21 +145,21 @@ class RayRunner(AnyTrainerRunner):
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a folder that is too large to be sent along, and where no
-        cluster is named and the one that would be started on this machine is too small, or lacks
-        the program or usable data.
+        """Raises `RunnerError` for a folder that is too large to be sent, and, if a cluster would
+        be started on this machine, for a machine that is too small or lacks the program or usable
+        data.
 
-        A cluster that is joined, or was joined already, is asked once the study runs.
+        A cluster that is joined, or was joined before, is checked when the study runs.
         """
         if study.trainer == "native":
             extras: tuple[str, ...] = ("ray", "native")
-            whose = " with the 'native' trainer"
+            with_trainer = " with the 'native' trainer"
         else:
-            extras, whose = ("ray",), ""
+            extras, with_trainer = ("ray",), ""
         lacks_torch = "native" in extras and not is_installed("torch")
         without_ray = ONLY_TORCH if lacks_torch else ALONE
         or_else = "" if is_installed("ray") else without_ray
-        require_extras(extras, f"the 'ray' runner{whose}", or_else=or_else)
+        require_extras(extras, f"the 'ray' runner{with_trainer}", or_else=or_else)
         options = study.runner_options
         check_upload(
             study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB
@@ -187,10 +187,11 @@ class RayRunner(AnyTrainerRunner):
         gpus = len(visible_gpus()) if gpus is None else gpus
         per_rank = sizes["gpus_per_rank"]
         check_device(study, on_gpu=gpus >= 1 or per_rank == 0, on_cpu="gpus_per_rank: 0")
-        of_cpu = 1.0 if sizes["cpus_per_rank"] is None else sizes["cpus_per_rank"]
-        of_gpu = float(gpus >= 1) if per_rank is None else per_rank
+        cpus_per_rank = 1.0 if sizes["cpus_per_rank"] is None else sizes["cpus_per_rank"]
+        gpus_per_rank = float(gpus >= 1) if per_rank is None else per_rank
         capacity = min(
-            (n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf
+            (n / of for n, of in ((cpus, cpus_per_rank), (gpus, gpus_per_rank)) if of),
+            default=math.inf,
         )
         check_ranks(study, smallest, capacity)
         check_program(study, smallest)
@@ -200,21 +201,21 @@ class RayRunner(AnyTrainerRunner):
             check_data(study)
 
     def check_study(self, study: Study) -> None:
-        """Raises `ClusterTooSmallError` for a study of GPUs on a cluster without any."""
+        """Raises `ClusterTooSmallError` for a study on GPUs if the cluster has none."""
         check_device(
             study,
-            on_gpu=self._trains_as_asked,
+            on_gpu=self._trains_on_requested_device,
             on_cpu="gpus_per_rank: 0",
             where="in the Ray cluster",
             error=ClusterTooSmallError,
         )
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
-        """Takes over the gangs that an earlier runner left behind for this study. Returns those of
-        `attempts` that they run, or have ended.
+        """Adopts the gangs that an earlier runner left for this study. Returns those of `attempts`
+        that these gangs run or have ended.
 
-        Idle gangs wait for the next trial of their size; a gang that runs another attempt, or is
-        not complete, is ended.
+        Idle gangs are kept for the next trial of their size. A gang that runs another attempt, or
+        is incomplete, is ended.
         """
         adopted = []
         for adopted_gang in self._ray_pools.adopt(study):
@@ -242,17 +243,17 @@ class RayRunner(AnyTrainerRunner):
 
     @property
     def address(self) -> str:
-        """Where the cluster is."""
+        """Address of the cluster."""
         return self._cluster.address
 
     def close(self) -> None:
-        """Kills what runs and frees everything; ends the cluster when it was started here."""
+        """Kills all attempts and frees all resources; ends the cluster if it was started here."""
         super().close()
         self._cluster.close()
 
 
 def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -> None:
-    """Raises `RunnerError` where the nodes of the allocation cannot hold the smallest config."""
+    """Raises `RunnerError` if the nodes of the allocation cannot hold the smallest config."""
     needed, cluster = place(study.workload.cluster, smallest), study.workload.cluster
     if needed.nnodes > job.num_nodes:
         raise RunnerError(
@@ -270,13 +271,13 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
 
 
 def _cpus(asked: int | None) -> int:
-    """CPUs of a cluster that is started here."""
+    """Number of CPUs of a cluster started here."""
     return max(MIN_CPU_RANKS, usable_cores()) if asked is None else asked
 
 
-def _name_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> None:
-    """Warns of variables for nodes that are not in the cluster. That is no error: such a node may
-    come back later."""
+def _warn_about_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> None:
+    """Warns about variables for nodes that are not in the cluster. Not an error, because such a
+    node may return later."""
     if not environment.node_env:
         return
     hostnames, addresses = cluster.hostnames(), cluster.addresses()
@@ -288,13 +289,13 @@ def _name_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> Non
 
 
 def _is_connected() -> bool:
-    """Whether this process is connected to a Ray cluster already; imports no Ray."""
+    """Whether this process is already connected to a Ray cluster. Does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def _check_sizes(**sizes: float | None) -> None:
-    """Raises `SpecError` for a number of CPUs or GPUs that makes no sense."""
+    """Raises `SpecError` for an invalid number of CPUs or GPUs."""
     for name, size in sizes.items():
         if size is not None and name.startswith("num_"):
             positive_int(f"runner.{name}", size, least=0)

@@ -1,10 +1,10 @@
-"""The `ray_train` runner: trials of a `ray.train.torch.TorchTrainer` that Python code passes
+"""The `ray_train` runner: trials of a `ray.train.torch.TorchTrainer` passed by Python code
 (`autotune.ray.tune_torch_trainer`).
 
 Each trial is a run of that trainer with the config in `train_loop_config`, one after another. Its
-workers report to a recorder (`autotune_workers.ray.train_loop`); the same state machine as for
-programs (`process.program`) reads the steps and decides when the trial is measured, late or
-diverging. Then the loop ends at its next report; a loop that does not is ended with its workers.
+workers report to a recorder (`autotune_workers.ray.train_loop`). The state machine of programs
+(`process.program`) reads the steps and decides when the trial is measured, late or diverging. Then
+the loop ends at its next report; if it does not, it is ended with its workers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from autotune_workers.ray.cluster.connection import RayCluster
 from autotune_workers.ray.train_loop import Recorder, measured
 
 LOOK_S = 0.2
-"""time between two looks at the recorder"""
+"""interval of reading the recorder, seconds"""
 ANSWER_S = 30.0
-"""time that the recorder gets to answer"""
+"""longest wait for an answer of the recorder, seconds"""
 LEAVE_S = 20.0
-"""time that a loop gets to leave at its next report, before its workers are ended"""
+"""seconds that a loop has to end at its next report, before its workers are killed"""
 TAIL_LINES = 40
-"""lines of a traceback that are kept as evidence"""
+"""number of last lines of a traceback that are kept as evidence"""
 _LOST = (
     "ActorDiedError",
     "RayActorError",
@@ -56,7 +56,7 @@ class RayTrainRunner:
     def __init__(self, *, trainer: Any = None) -> None:
         """`trainer`: the TorchTrainer. Raises what `check_trainer` raises."""
         if trainer is None:
-            raise _needs_a_trainer()
+            raise _trainer_missing_error()
         self.check_trainer(trainer)
         self._trainer = trainer
         self._capacity = int(trainer.scaling_config.num_workers)
@@ -70,15 +70,15 @@ class RayTrainRunner:
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `RunnerError`: a spec cannot hold a TorchTrainer."""
-        raise _needs_a_trainer()
+        """Raises `RunnerError`, because a spec cannot contain a TorchTrainer."""
+        raise _trainer_missing_error()
 
     @staticmethod
     def with_config(
         trainer: Any, config: ParallelConfig, *, loop: Any = None, run_config: Any = None
     ) -> Any:
-        """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and
-        one worker for each rank; with another loop or run config where they are given."""
+        """A copy of `trainer` with the knobs of `config` in its `train_loop_config` and one worker
+        per rank, and with another loop or run config if given."""
         return type(trainer)(
             loop or trainer.train_loop_per_worker,
             train_loop_config={**(trainer.train_loop_config or {}), **config.values()},
@@ -92,7 +92,7 @@ class RayTrainRunner:
 
     @staticmethod
     def check_trainer(trainer: Any) -> None:
-        """Raises `MissingExtraError` without Ray Train, and `RunnerError` for anything but a
+        """Raises `MissingExtraError` without Ray Train, and `RunnerError` unless `trainer` is a
         TorchTrainer of Ray Train 2 with a fixed number of workers."""
         try:
             from ray.train.torch import TorchTrainer
@@ -118,10 +118,9 @@ class RayTrainRunner:
             )
 
     def _cpus(self) -> int:
-        """CPUs of a cluster that is started here: enough for all workers, however few the machine
-        has."""
-        of_worker = (self._trainer.scaling_config.resources_per_worker or {}).get("CPU", 1)
-        return max(usable_cores(), int(of_worker * self._capacity) + 1)
+        """CPUs of a cluster started here: enough for all workers, even if the machine has fewer."""
+        cpus_per_worker = (self._trainer.scaling_config.resources_per_worker or {}).get("CPU", 1)
+        return max(usable_cores(), int(cpus_per_worker * self._capacity) + 1)
 
     @property
     def capacity(self) -> int:
@@ -129,7 +128,8 @@ class RayTrainRunner:
         return self._capacity
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait for the one that runs."""
+        """Starts the attempt, or queues it while another runs. Raises `RunnerError` if the runner
+        was closed."""
         if self._is_closed:
             raise RunnerError("the runner is closed")
         if why := too_many(request.config.world_size, self._capacity):
@@ -141,7 +141,7 @@ class RayTrainRunner:
         self._begin()
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
-        """Events since the last call; waits up to `timeout_s` for the first one."""
+        """The events since the last call. Waits up to `timeout_s` for the first one."""
         end_s = time.monotonic() + timeout_s
         while True:
             if self._running is not None:
@@ -157,14 +157,14 @@ class RayTrainRunner:
 
     def cancel(self, attempt: AttemptId) -> None:
         """Ends the attempt. Unknown ids are ignored."""
-        for request in [one for one in self._waiting if one.id == attempt]:
+        for request in [each for each in self._waiting if each.id == attempt]:
             self._waiting.remove(request)
             self._events.append(AttemptEnded(id=attempt, cancelled=True))
         if self._running is not None and self._running.request.id == attempt:
             self._running.trial.cancel()
 
     def close(self) -> None:
-        """Ends what runs, and the cluster if it was started here."""
+        """Ends the running attempt, and the cluster if it was started here."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -180,7 +180,7 @@ class RayTrainRunner:
 
 
 class _Run:
-    """One attempt: the trainer in a thread of its own, because `fit` blocks."""
+    """One attempt: runs the trainer in a thread, because `fit` blocks."""
 
     def __init__(self, trainer: Any, request: TrialRequest) -> None:
         import ray
@@ -188,7 +188,7 @@ class _Run:
         self.request, self.is_over = request, False
         self.trial = ProgramTrial(request, [parse_step_line], time.monotonic())
         self._began = False
-        self._asked_s: float | None = None
+        self._stop_ordered_s: float | None = None
         self._error: BaseException | None = None
         self._folder = TemporaryFolder("ray-train")
         self._recorder = ray.remote(Recorder).options(num_cpus=0).remote(request.config.world_size)
@@ -209,53 +209,53 @@ class _Run:
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             )
             loop = measured(trainer.train_loop_per_worker, self._recorder)
-            made = RayTrainRunner.with_config(
+            trainer_of_trial = RayTrainRunner.with_config(
                 trainer, self.request.config, loop=loop, run_config=run_config
             )
-            made.fit()
-        except BaseException as error:  # whatever the user's code and Ray raise is evidence
+            trainer_of_trial.fit()
+        except BaseException as error:  # any exception of the user's code or Ray is evidence
             self._error = error
 
     def look(self) -> list[RunnerEvent]:
-        """What happened since the last look."""
+        """The events since the last call. Ends the loop if the attempt must end."""
         events: list[RunnerEvent] = []
         is_done = not self._thread.is_alive()
-        events += self._hear()
+        events += self._read_recorder()
         self.trial.tick(time.monotonic())
         if is_done:
             events.append(self._end_of())
-            self._tidy()
+            self._release()
         elif self.trial.ending:
-            self._leave()
+            self._stop_loop()
         return events
 
-    def _hear(self) -> list[RunnerEvent]:
+    def _read_recorder(self) -> list[RunnerEvent]:
         import ray
 
         events: list[RunnerEvent] = []
         try:
-            news = ray.get(self._recorder.news.remote(), timeout=ANSWER_S)
+            recorded = ray.get(self._recorder.news.remote(), timeout=ANSWER_S)
         except ray.exceptions.RayError:
-            return events  # it is gone, or does not answer now: the deadlines decide
-        if news["began"] and not self._began:
+            return events  # gone, or not answering now: the deadlines decide
+        if recorded["began"] and not self._began:
             self._began = True
             events.append(AttemptStarted(id=self.request.id))
         now_s = time.monotonic()
         return [
             *events,
-            *self.trial.hear([(now_s, json.dumps(step)) for step in news["steps"]], now_s),
+            *self.trial.hear([(now_s, json.dumps(step)) for step in recorded["steps"]], now_s),
         ]
 
-    def _leave(self) -> None:
-        """Asks the loop to leave at its next report; ends its workers when it does not."""
+    def _stop_loop(self) -> None:
+        """Orders the loop to end at its next report; kills its workers after `LEAVE_S`."""
         import ray
 
         now_s = time.monotonic()
         with contextlib.suppress(ray.exceptions.RayError):
-            if self._asked_s is None:
-                self._asked_s = now_s
+            if self._stop_ordered_s is None:
+                self._stop_ordered_s = now_s
                 ray.get(self._recorder.stop.remote(), timeout=ANSWER_S)
-            elif now_s - self._asked_s > LEAVE_S:
+            elif now_s - self._stop_ordered_s > LEAVE_S:
                 for worker in ray.get(self._recorder.workers.remote(), timeout=ANSWER_S):
                     ray.kill(worker)
 
@@ -267,21 +267,21 @@ class _Run:
         step = len(ended.measurement.step_times_s) if ended.measurement else None
         failure = evidence.failure()
         tail = tuple("".join(traceback.format_exception(self._error)).splitlines()[-TAIL_LINES:])
-        kept: Failure = replace(
+        failure_with_log: Failure = replace(
             failure, step=failure.step or step, log_tail=failure.log_tail or tail
         )
-        return replace(ended, failure=kept, stopped="")
+        return replace(ended, failure=failure_with_log, stopped="")
 
     def end(self) -> None:
-        """Ends the attempt whatever it does; bounded in time."""
+        """Ends the attempt in any state; bounded in time."""
         self.trial.cancel()
         end_s = time.monotonic() + 2 * LEAVE_S
         while self._thread.is_alive() and time.monotonic() < end_s:
-            self._leave()
+            self._stop_loop()
             self._thread.join(LOOK_S)
-        self._tidy()
+        self._release()
 
-    def _tidy(self) -> None:
+    def _release(self) -> None:
         import ray
 
         self.is_over = True
@@ -291,12 +291,11 @@ class _Run:
 
 
 def evidence_of(error: BaseException) -> Evidence:
-    """What a failed run says: of the ranks that failed, the strongest evidence; else that of the
-    error itself."""
+    """The strongest evidence of the failed ranks, or else that of the error itself."""
     failures = getattr(error, "worker_failures", None) or {}
-    found = [_of_worker(failure, rank) for rank, failure in failures.items()]
+    by_rank = [_of_worker(failure, rank) for rank, failure in failures.items()]
     controller = getattr(error, "controller_failure", error)
-    return weigh(found) or _of_worker(controller, None)
+    return weigh(by_rank) or _of_worker(controller, None)
 
 
 def _of_worker(error: BaseException, rank: int | None) -> Evidence:
@@ -307,15 +306,15 @@ def _of_worker(error: BaseException, rank: int | None) -> Evidence:
             rank=rank, code=None, phase="training", why=str(cause).splitlines()[0][:300]
         )
     report = {"type": name, "text": str(cause), "errno": getattr(cause, "errno", None)}
-    found = of_exception(report, rank=rank or 0, phase="training")
+    evidence = of_exception(report, rank=rank or 0, phase="training")
     return (
-        found
+        evidence
         if rank is not None
-        else replace(found, rank=None, message=f"Ray Train raised {name}: {str(cause)[:300]}")
+        else replace(evidence, rank=None, message=f"Ray Train raised {name}: {str(cause)[:300]}")
     )
 
 
-def _needs_a_trainer() -> RunnerError:
+def _trainer_missing_error() -> RunnerError:
     return RunnerError(
         "the ray_train runner runs a TorchTrainer, which a spec cannot contain",
         remedy="call autotune.ray.tune_torch_trainer(trainer, space=...) from Python",

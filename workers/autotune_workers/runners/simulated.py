@@ -1,19 +1,19 @@
-"""A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and
-injectable faults.
+"""A runner without processes: each trial's outcome is the cost model's estimate, with seeded noise
+and injectable faults.
 
-A trial's outcome is a deterministic function of (seed, values of the knobs that the estimate reads,
-how often the config was measured before in its study, faults), whatever the order of calls: an
-interrupted study that is resumed ends like an undisturbed one. Only faults that a second attempt
-may avoid (a lost worker) are drawn for each attempt. Every config has a true step time and peak
-memory of its own, which the estimate misses by a constant factor:
+A trial's outcome is a deterministic function of (seed, values of the knobs that the estimate uses,
+number of earlier measurements of the config in its study, faults), regardless of the order of
+calls, so a resumed study ends like an uninterrupted one. Only faults that a second attempt may
+avoid (a lost worker) are drawn per attempt. Every config has its own true step time and peak
+memory, which differ from the estimate by a constant factor:
 
     step time  T(c) = estimate(c) * exp(bias * z_t(c))         z ~ N(0, 1), drawn once per config from the seed
     peak       M(c) = estimate(c) * exp(memory_bias * z_m(c))  above the GPU's memory the trial fails: OUT_OF_MEMORY
     one step   t_i  = T(c) * exp(noise * e_i), e_i ~ N(0, 1); one step in `outlier_every` takes three times as long
 
-Assumptions: steps are independent, ranks never differ, set-up takes a constant time. Losses fall
-along a fixed curve that depends on neither config nor noise, except that fp16 skips its first step,
-as a loss scale that starts too high does.
+Assumptions: steps are independent, all ranks are equal, set-up takes a constant time. Losses fall
+along a fixed curve, independent of config and noise, except that fp16 skips its first step, as with
+an initial loss scale that is too high.
 """
 
 from __future__ import annotations
@@ -55,29 +55,30 @@ FAULTS: Mapping[str, FailureKind | None] = {
     "duplicate": None,
     "late": None,
 }
-"""What can be injected. `duplicate` ends the attempt twice and `late` reports steps after its end:
-breaches of the runner's contract that a loop has to survive."""
+"""Injectable faults, with the failure kinds that they cause. `duplicate` ends the attempt twice and
+`late` reports steps after its end: violations of the runner's contract that a study must
+survive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFault:
-    """A fault, and the attempts that it meets."""
+    """A fault, and the attempts in which it may occur."""
 
     kind: str
     """one of FAULTS"""
     probability: float = 1.0
-    """of each attempt that fits, 0 to 1"""
+    """probability in each matching attempt, 0 to 1"""
     trial: int | None = None
-    """only in the trial of this number"""
+    """number of the only matching trial; None: all"""
     attempt: int | None = None
-    """only in this attempt"""
+    """number of the only matching attempt; None: all"""
 
     def __post_init__(self) -> None:
         one_of("runner.faults.kind", self.kind, FAULTS)
         positive("runner.faults.probability", self.probability, zero=True)
 
     def meets(self, request: TrialRequest, draw: float) -> bool:
-        """Whether this attempt is hit, given a uniform draw from 0 to 1."""
+        """Whether the fault occurs in this attempt, given a uniform draw from 0 to 1."""
         return (
             self.trial in (None, request.number)
             and self.attempt in (None, request.attempt)
@@ -88,7 +89,7 @@ class SimulatedFault:
 def read_faults(
     faults: Mapping[str, float] | Sequence[Mapping[str, Any]],
 ) -> tuple[SimulatedFault, ...]:
-    """The faults of a runner's option: probabilities by kind, or one mapping per fault. Raises
+    """The faults of the runner's option: probabilities by kind, or one mapping per fault. Raises
     `SpecError` for anything else."""
     if isinstance(faults, Mapping):
         return tuple(SimulatedFault(kind=kind, probability=p) for kind, p in faults.items())
@@ -102,7 +103,7 @@ def read_faults(
 
 
 SIMULATED_RUNNER = replace(COST_MODEL, part="simulated runner")
-"""What it does with each knob: the same as the estimate that it plays."""
+"""The knobs that it uses: the same as the cost model."""
 SETUP_S = 2.0
 """simulated seconds before the first step"""
 
@@ -131,13 +132,13 @@ class SimulatedRunner:
         capacity: int = UNLIMITED_RANKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above;
-        `outlier_every`: 0 means never. `gradient_noise`: noise scale of the gradient, sequences,
-        which every trial reports.
+        """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above.
+        `outlier_every`: 0 means never. `gradient_noise`: gradient noise scale that every trial
+        reports, sequences.
 
-        `faults`: `{"hang": 0.1}` (probability of each attempt) or `[{"kind": "hang", "trial": 3,
-        "attempt": 1}]`. `time_scale`: real seconds per simulated second; 0 plays everything at
-        once. Raises `SpecError` for values that make no sense.
+        `faults`: `{"hang": 0.1}` (probability per attempt) or `[{"kind": "hang", "trial": 3,
+        "attempt": 1}]`. `time_scale`: real seconds per simulated second; 0: all events are due at
+        once. Raises `SpecError` for invalid values.
         """
         for name, value in (
             ("noise", noise),
@@ -152,7 +153,7 @@ class SimulatedRunner:
         self._outlier_every, self._seed, self._time_scale = outlier_every, seed, time_scale
         self._faults = read_faults(faults)
         self.capacity = capacity
-        """ranks that can be in use at once"""
+        """number of ranks that can be in use at once"""
         self._clock = clock
         self._queue: list[_Due] = []
         self._sequence = 0
@@ -161,20 +162,20 @@ class SimulatedRunner:
 
     @property
     def trainers(self) -> Sequence[str]:
-        """Every trainer: none of them is really run."""
+        """Names of all trainers, as none is really run."""
         from autotune.trainers import trainer_names
 
         return tuple(trainer_names())
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt. Raises `RunnerError` when the runner was closed."""
+        """Starts the attempt. Raises `RunnerError` if the runner was closed."""
         if self._closed:
             raise RunnerError("the runner is closed")
         self._running.add(request.id)
-        self._plan(request)
+        self._queue_events(request)
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
-        """Events that are due; waits up to `timeout_s` for the first one."""
+        """The events that are due. Waits up to `timeout_s` for the first one."""
         if self._time_scale and self._queue:
             time.sleep(max(0.0, min(timeout_s, self._queue[0].at_s - self._clock())))
         now = self._clock()
@@ -187,7 +188,7 @@ class SimulatedRunner:
         return events
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Ends the attempt at once, as cancelled; its remaining events are dropped."""
+        """Ends the attempt at once, as cancelled, and drops its remaining events."""
         if attempt not in self._running:
             return
         self._queue = [due for due in self._queue if due.event.id != attempt]
@@ -195,7 +196,7 @@ class SimulatedRunner:
         self._push(self._clock(), AttemptEnded(id=attempt, cancelled=True))
 
     def close(self) -> None:
-        """Forgets everything."""
+        """Drops all attempts and events."""
         self._closed = True
         self._queue.clear()
         self._running.clear()
@@ -204,8 +205,8 @@ class SimulatedRunner:
         self._sequence += 1
         heapq.heappush(self._queue, _Due(at_s, self._sequence, event))
 
-    def _plan(self, request: TrialRequest) -> None:
-        """Works out the whole attempt and puts its events into the queue, each with its time."""
+    def _queue_events(self, request: TrialRequest) -> None:
+        """Computes the whole attempt and queues its events, each with its time."""
         started = self._clock()
         truth = self._truth(request)
         series = self._series(request, truth.step_time_s)
@@ -269,18 +270,18 @@ class SimulatedRunner:
         )
 
     def _outcome(self, request: TrialRequest, truth: _Truth, series: _Series) -> _Outcome:
-        met = [
+        kinds_met = [
             fault.kind
             for i, fault in enumerate(self._faults)
             if fault.meets(request, self._draw(request, fault, i))
         ]
-        breaches = tuple(kind for kind in met if FAULTS[kind] is None)
+        breaches = tuple(kind for kind in kinds_met if FAULTS[kind] is None)
         memory_bytes = request.workload.cluster.gpu.memory_bytes
         warmup = request.measure.warmup_steps
         if truth.peak_bytes > memory_bytes:
-            whose = "rank" if request.workload.cluster.gpu.is_cpu else "GPU"
+            device = "rank" if request.workload.cluster.gpu.is_cpu else "GPU"
             message = (
-                f"out of memory: the trial needs {format_bytes(truth.peak_bytes)} on a {whose}, "
+                f"out of memory: the trial needs {format_bytes(truth.peak_bytes)} on a {device}, "
                 f"which has {format_bytes(memory_bytes)}"
             )
             failure = Failure(
@@ -296,7 +297,7 @@ class SimulatedRunner:
                 silence_s=0.0,
                 breaches=breaches,
             )
-        kinds = [(kind, FAULTS[kind]) for kind in met if FAULTS[kind] is not None]
+        kinds = [(kind, FAULTS[kind]) for kind in kinds_met if FAULTS[kind] is not None]
         if kinds:
             name, kind = kinds[0]
             assert kind is not None
@@ -334,12 +335,12 @@ class SimulatedRunner:
         end = AttemptEnded(id=request.id, measurement=measurement, stopped=stopped)
         return _Outcome(end=end, steps=warmup + counted, silence_s=0.0, breaches=breaches)
 
-    def _draw(self, request: TrialRequest, fault: SimulatedFault, place: int) -> float:
-        """Uniform from 0 to 1, for the fault at this place of the list."""
+    def _draw(self, request: TrialRequest, fault: SimulatedFault, index: int) -> float:
+        """A uniform draw from 0 to 1, for the fault at this index of the list."""
         kind = FAULTS[fault.kind]
         return float(
             self._rng(
-                request, 3, place, request.attempt if kind is not None and kind.is_retried else 0
+                request, 3, index, request.attempt if kind is not None and kind.is_retried else 0
             ).random()
         )
 
@@ -370,14 +371,13 @@ class _Outcome:
 
 
 def _digest(request: TrialRequest) -> int:
-    """Of the config, as far as the estimate reads it: a knob that is neutral makes no difference
-    that does not exist."""
+    """Hash of the knobs that the estimate uses, so that configs that differ only in neutral knobs
+    are equal."""
     return zlib.crc32(SIMULATED_RUNNER.key(request.config).encode())
 
 
 def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, str]:
-    """How many steps the trial's own stop rule counts, and why it ended early (empty when it did
-    not)."""
+    """(number of steps counted by the trial's stopping rule, why it stopped early or "")."""
     from autotune.stopping import trial_decision
 
     for steps in range(1, len(times) + 1):

@@ -1,8 +1,8 @@
-"""The `slurm` runner: programs on the nodes of a Slurm job, without Ray. One step of srun per
-attempt holds a keeper on each of its nodes (`autotune_workers.slurm`).
+"""The `slurm` runner: programs on the nodes of a Slurm job, without Ray. Each attempt is one step
+of srun that runs a keeper on each of its nodes (`autotune_workers.slurm`).
 
-Nodes need Python alone, so that programs may run in a container that knows nothing of autotune. The
-native trainer is no program: `runner: ray` runs it in a job.
+Nodes need only Python, so programs may run in a container without autotune. The native trainer is
+not a program; `runner: ray` runs it in a job.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ class SlurmRunner(ProgramRunner):
         leave_out: Sequence[str] = (),
         patience: Patience | None = None,
     ) -> None:
-        """`gpus_per_node`: that programs use on each node; None: as many as the first one has.
-        `leave_out`: hostnames of nodes that get no ranks. Raises `RunnerError` outside of a job."""
+        """`gpus_per_node`: number of GPUs that programs use on each node; None: as many as this
+        node has. `leave_out`: hostnames of nodes that get no ranks. Raises `RunnerError` outside of
+        a job."""
         check_names("runner.leave_out", leave_out)
         self._slurm = SlurmPlaces(_job(), _ranks_per_node(_gpus(gpus_per_node)), left_out=leave_out)
         super().__init__(self._slurm, patience=patience)
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `RunnerError` for what is no program of the nodes' own, `SpecError` for a wrong
-        option."""
+        """Raises `RunnerError` for a study that does not run programs installed on the nodes, and
+        `SpecError` for an invalid option."""
         if study.trainer == NATIVE:
             raise RunnerError(
                 "the 'slurm' runner starts programs, but the 'native' trainer trains in autotune's own processes",
@@ -67,7 +68,8 @@ class SlurmRunner(ProgramRunner):
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` outside of a job, and for more nodes, ranks or GPUs than it has."""
+        """Raises `RunnerError` outside of a job, and if the smallest config needs more nodes, ranks
+        or GPUs than the job has."""
         job, gpus = _job(), _gpus(asked := study.runner_options.get("gpus_per_node"))
         check_device(
             study,
@@ -76,7 +78,7 @@ class SlurmRunner(ProgramRunner):
             where=f"in the job {job.job}",
         )
         needed, ranks = place(study.workload.cluster, smallest), _ranks_per_node(gpus)
-        for size, has, what in (
+        for size, available, unit in (
             (
                 needed.nnodes,
                 job.num_nodes - len(study.runner_options.get("leave_out", ())),
@@ -84,9 +86,9 @@ class SlurmRunner(ProgramRunner):
             ),
             (needed.nproc_per_node, ranks, "ranks on a node"),
         ):
-            if size > has:
+            if size > available:
                 raise RunnerError(
-                    f"the smallest config in the space needs {size} {what}, but the job {job.job} has {has}",
+                    f"the smallest config in the space needs {size} {unit}, but the job {job.job} has {available}",
                     remedy="request more from Slurm, or tune for a smaller cluster",
                     field="runner",
                 )
@@ -94,19 +96,19 @@ class SlurmRunner(ProgramRunner):
 
     @classmethod
     def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a program that is not where this machine and those of the
-        study's job see it."""
+        """Raises `RunnerError` for a program that is not visible to this machine and the nodes of
+        the study's job. Does nothing if trials run in a container."""
         if not in_container():
             check_program(study, smallest)
 
     @property
     def trainers(self) -> Sequence[str]:
-        """Every trainer that a launch starts."""
+        """Names of all trainers that a launch starts."""
         return tuple(name for name in trainer_names() if name != NATIVE and not python_line(name))
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until nodes are free. Raises `RunnerError` when
-        nothing can be run."""
+        """Starts the attempt, or queues it until nodes are free. Raises `RunnerError` if it cannot
+        be run."""
         if self._closed:
             raise RunnerError("the runner is closed", remedy="create a new runner")
         if request.trainer not in self.trainers:
@@ -123,7 +125,8 @@ class SlurmRunner(ProgramRunner):
 
 
 def _job() -> Allocation:
-    """The job of this process. Raises `RunnerError` where there is none."""
+    """The Slurm job of this process. Raises `RunnerError` if there is none, or this machine is not
+    one of its nodes."""
     job = allocation()
     if job is None or not is_on_a_node(job.hosts()):
         where = "not in one" if job is None else f"not on a node of job {job.job}"
@@ -141,11 +144,12 @@ def _check_gpus(asked: int | None) -> None:
 
 
 def _gpus(asked: int | None) -> int:
-    """GPUs that programs use on each node."""
+    """Number of GPUs that programs use on each node."""
     _check_gpus(asked)
     return len(visible_gpus()) if asked is None else asked
 
 
 def _ranks_per_node(gpus: int) -> int:
-    """As for the `local` runner, CPU ranks may be more than CPUs."""
+    """Number of ranks per node: one per GPU, else CPU ranks, of which there may be more than CPUs,
+    as in the `local` runner."""
     return gpus or max(MIN_CPU_RANKS, _job().cpus_per_node)
