@@ -150,6 +150,6 @@ def _gpus(asked: int | None) -> int:
 
 
 def _ranks_per_node(gpus: int) -> int:
-    """Number of ranks per node: one per GPU, else CPU ranks, of which there may be more than CPUs,
-    as in the `local` runner."""
+    """Number of ranks per node: one per GPU, else CPU ranks, which may outnumber CPUs as in the
+    `local` runner."""
     return gpus or max(MIN_CPU_RANKS, _job().cpus_per_node)

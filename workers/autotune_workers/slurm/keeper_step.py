@@ -76,17 +76,21 @@ class SlurmNode:
         """None until the node has connected"""
         self._environment: Mapping[str, str] = {}
 
-    def connect(self, connection: socket.socket, said: Mapping[str, object]) -> Message:
+    def connect(self, connection: socket.socket, greeting: Mapping[str, object]) -> Message:
         """Takes the node's connection, sends it the keeper's code, and returns its message `ready`.
-        `said`: the node's greeting."""
+        `greeting`: the node's first message."""
         node_start.keep_alive(connection, LOST_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_S * 1000)
         connection.settimeout(LOOK_S)
         code = json.dumps(keepers_code()).encode()
         connection.sendall(b"%d\n" % len(code) + code)
         self.keeper = KeeperProcess(connection=connection)
-        self.address, self.port, self.ready = str(said["address"]), int(str(said["port"])), True
-        given = said["environment"]
+        self.address, self.port, self.ready = (
+            str(greeting["address"]),
+            int(str(greeting["port"])),
+            True,
+        )
+        given = greeting["environment"]
         self._environment = given if isinstance(given, dict) else {}
         return {"event": "ready", "address": self.address, "port": self.port}
 
@@ -137,13 +141,17 @@ class KeeperStep:
             start_new_session=True,  # Ctrl-C must reach only this process
         )
 
-    def node_of(self, said: Mapping[str, object]) -> SlurmNode | None:
+    def node_of(self, greeting: Mapping[str, object]) -> SlurmNode | None:
         """The node that sent this greeting; None if it is not one of this step."""
-        if not hmac.compare_digest(str(said.get("token")).encode(), self._token.encode()):
+        if not hmac.compare_digest(str(greeting.get("token")).encode(), self._token.encode()):
             return None
-        self._number, self._connected_s = str(said["step"]), self._connected_s or time.monotonic()
+        self._number, self._connected_s = (
+            str(greeting["step"]),
+            self._connected_s or time.monotonic(),
+        )
         return next(
-            (node for node in self.nodes if node.name == said["node"] and node.keeper is None), None
+            (node for node in self.nodes if node.name == greeting["node"] and node.keeper is None),
+            None,
         )
 
     @property

@@ -108,7 +108,7 @@ class _Watch:
         """names that were given to another file"""
         self.wrote: dict[str, float] = {}
         """time of the last journal entry about writing each file"""
-        self.told = 0
+        self.reported_count = 0
         self.local = _local()
 
 
@@ -329,8 +329,8 @@ def _report_files(watch: _Watch, how: str, existed: dict[str, bool]) -> None:
         for path, there in existed.items()
         if not path.endswith(KEPT)
     ]
-    if entries := entries[: MOST_FILES - watch.told]:
-        watch.told += len(entries)
+    if entries := entries[: MOST_FILES - watch.reported_count]:
+        watch.reported_count += len(entries)
         watch.reports.send("files", files=entries)
 
 

@@ -43,21 +43,25 @@ class SecondWitness:
         """Adds a step from the log."""
         self._logged.append(step)
 
-    def hear(self, said: StepMetrics, arrived_s: float) -> None:
+    def hear(self, metrics: StepMetrics, arrived_s: float) -> None:
         """Adds the loss or gradient norm of a log line."""
-        self._logged_metrics.append((arrived_s, said))
+        self._logged_metrics.append((arrived_s, metrics))
 
     def seen(self, step: SeenStep) -> LoggedStep:
         """Adds a step from the probe. Returns it with the loss and gradient norm logged so far."""
         self._ends_s.append(step.at_s)
         self._times_s.append(step.time_s)
         near = [
-            said for at_s, said in islice(reversed(self._logged_metrics), NEAR) if at_s >= step.at_s
+            metrics
+            for at_s, metrics in islice(reversed(self._logged_metrics), NEAR)
+            if at_s >= step.at_s
         ]
         return LoggedStep(
             time_s=max(step.time_s, 1e-9),
-            loss=next((said.loss for said in near if said.loss is not None), None),
-            grad_norm=next((said.grad_norm for said in near if said.grad_norm is not None), None),
+            loss=next((metrics.loss for metrics in near if metrics.loss is not None), None),
+            grad_norm=next(
+                (metrics.grad_norm for metrics in near if metrics.grad_norm is not None), None
+            ),
             skipped=step.skipped,
             time_from="probe",
             resolution_s=0.0,
