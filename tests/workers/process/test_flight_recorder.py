@@ -164,7 +164,7 @@ def test_the_rank_that_has_not_come_to_the_others_collective_is_named_whatever_i
     )
     assert rank_behind([here, there]) == (
         2,
-        "rank 2 has not reached nccl:all_reduce (collective 7 of process group 0), where 3 other(s) wait",
+        "rank 2 has not reached nccl:all_reduce (collective 7 of process group 0), which is awaited by 3 other ranks",
     )
     assert rank_behind([here]) is None
     assert rank_behind([NodeEnd(node=0)]) is None
