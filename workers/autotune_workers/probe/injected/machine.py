@@ -58,10 +58,10 @@ class NodeLoad:
             "stolen_s": ticks[7] * _TICK_S,
         }
         processes = _processes()
-        ours = _family(processes, self._root)
+        family = _family(processes, self._root)
         for pid, (_, command, used_s) in processes.items():
             used_since_s = used_s - self._last.get(pid, used_s if not self._first else 0.0)
-            if pid in ours:
+            if pid in family:
                 self._ours_s += used_since_s
             elif used_since_s >= 0.05:
                 name = f"{command} (process {pid})"
@@ -97,12 +97,12 @@ def _family(processes: dict[int, tuple[int, str, float]], root: int) -> set[int]
     with its descendants."""
     root_variable = os.environ.get("AUTOTUNE_PROBE_ROOT", "")
     root = root or (int(root_variable) if root_variable.isdigit() else 0)
-    ours = {os.getpid(), root if root in processes else os.getpid()}
+    family = {os.getpid(), root if root in processes else os.getpid()}
     while True:
-        more = {pid for pid, (parent, _, _) in processes.items() if parent in ours} - ours
+        more = {pid for pid, (parent, _, _) in processes.items() if parent in family} - family
         if not more:
-            return ours
-        ours |= more
+            return family
+        family |= more
 
 
 def links() -> list[dict[str, Any]]:

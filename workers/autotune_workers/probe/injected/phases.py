@@ -2,7 +2,7 @@
 time, and the time spent waiting for a processor.
 
     data, forward, backward, optimizer, evaluation, checkpoint    from the hooks of `training`
-    collective                                                    of the native trainer only, which knows when it waits for other ranks
+    collective                                                    of the native trainer only, which measures its waits for other ranks
     rest                                                          between them
 
 Time in a nested phase counts for the inner one. Time that is neither processor time nor waiting for

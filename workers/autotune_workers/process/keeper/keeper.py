@@ -249,7 +249,7 @@ class _Keeper:
     def _watched(
         self, order: Mapping[str, Any], folder: str, account: pwd.struct_passwd | None
     ) -> dict[str, str]:
-        """Variables by which the program is observed and knows its output folder."""
+        """Variables that make the probe observe the program, and that name its output folder."""
         outputs = os.path.join(folder, order["outputs"])
         if not order["watched"] or is_off(order["env"]):
             return {TRIAL_DIR: outputs}

@@ -166,7 +166,8 @@ class ProgramProbe:
 
     def _note_file(self, path: str, how: str, existed: bool, kept: bool) -> None:
         """Merges one process's report on a file. Another process may have moved the file aside
-        before, so the process that found it knows that it existed and whether a copy is kept."""
+        before, so the report of the process that found it there decides whether it existed and a
+        copy is kept."""
         known = self.files.setdefault(path, {"how": how, "existed": existed, "kept": kept})
         if existed:
             known.update(existed=True, kept=kept and (known["kept"] or not known["existed"]))
