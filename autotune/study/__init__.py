@@ -1,14 +1,14 @@
-"""How a study is run: the loop and what it works with.
+"""Runs studies: the loop, its controller, and what they need.
 
 loop.py         Loop: polls the runner, asks the controller, carries out its commands. The first file to read
 controller/     Controller: what to do next, as a pure state machine
-running.py      submit, run and act on studies: what `autotune tune` and the service call
-assembly.py     a spec worked out: space, predictions, baseline, searcher, runner
-target_findings.py how the configs of a target rank, from proxies
-preflight.py    what the runner or this machine cannot run, found before anything is started; a runner that is passed as an object
-check/          a few real steps of a program before its study begins, and `autotune check`
-lease.py        StudyLease: the right to write for a study, renewed by a thread     process_id.py   who holds it
-quick_calibration.py  a short calibration of a cluster that was never measured, and the first profile of a model that code builds
-beginning.py    what a controller begins with, kept in the history
+running.py      submit, run and act on studies: called by `autotune tune` and the service
+assembly.py     space, predictions, baseline, searcher and runner of a spec
+target_findings.py ranking of a target's configs from proxies
+preflight.py    checks what the runner and this machine can run, before anything is started; runners passed as objects
+check/          runs a few real steps of a program before its study, and for `autotune check`
+lease.py        StudyLease: the right to write for a study, renewed by a thread     process_id.py   identity of its holder
+quick_calibration.py  a short calibration of a cluster that was never measured, and the first profile of a model built by code
+beginning.py    inputs of a controller, stored in the history
 references.py   fp32 losses of earlier studies                                      progress.py     events for the live view, callbacks
 """

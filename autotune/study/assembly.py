@@ -1,9 +1,9 @@
-"""What a study needs to run, worked out from its spec: space, predictions, baseline, references,
+"""Assembles what a study needs to run from its spec: space, predictions, baseline, references,
 searcher, runner.
 
-Before anything starts the whole space is predicted. When no config is legal, or none is expected to
-fit into memory, `InfeasibleError` names the nearest miss and no rank is started. Predictions may be
-wrong, so a study whose user enqueued a config that may just fit is run.
+The whole space is predicted before anything starts. If no config is valid, or none is expected to
+fit into memory, `InfeasibleError` names the nearest miss and no rank is started. Because predictions
+may be wrong, a study with an enqueued config that may just fit is run nevertheless.
 """
 
 from __future__ import annotations
@@ -35,37 +35,38 @@ if TYPE_CHECKING:
     from autotune.search.target_searcher import TargetSearcher
 
 REMEDIES = 3
-"""changes that would make the nearest miss fit, at most"""
+"""maximum number of changes in a message that would make the nearest miss fit"""
 REFERENCES_TRIED = 20
-"""configs of a global batch that are asked whether they fit in fp32"""
+"""maximum number of configs per global batch that are tested for fitting in fp32"""
 PAST_STUDIES = 10
-"""earlier studies that a searcher learns from"""
+"""maximum number of earlier studies that a searcher learns from"""
 LOOKED_AT = 50
-"""newest studies of the same model, cluster or trainer among which those are chosen"""
+"""number of newest studies each of the same model, cluster and trainer from which those are
+chosen"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """What a study means, worked out."""
+    """A study with its space, predictions and baseline."""
 
     study: Study
     space: SearchSpace
     calibration: Calibration | None
-    """of this cluster, where it was measured; None: the cost model's own"""
+    """measured constants of the cluster; None: the constants shipped with the cost model"""
     estimate: Estimate
-    """of every config in the space"""
+    """predictions for every config in the space, in its order"""
     baseline: ParallelConfig
     here: Assembly | None = None
-    """of a study with a target: the proxy of one of its configs as a study of its own, for what
-    must be known of the machine at hand. None: the study runs here as it is"""
+    """for a study with a target: a study with the proxy of one of its configs, used to check and
+    calibrate the machine that runs the proxies. None: the study's configs themselves run here"""
 
     @property
     def runs_here(self) -> Assembly:
-        """What this machine is asked to run."""
+        """The assembly of what this machine runs: the proxy's for a study with a target."""
         return self.here or self
 
     def predict(self, config: ParallelConfig) -> Estimate:
-        """What one config is predicted to cost."""
+        """The prediction for one config, which need not be in the space."""
         index = self.space.index_of(config)
         if index is not None:
             return self.estimate.row(index)
@@ -78,8 +79,8 @@ class Assembly:
         *,
         factory: SearcherFactory | None = None,
     ) -> Searcher:
-        """A fresh searcher, which has been told nothing yet: of the study's name, or made by
-        `factory`; of a study with a target the one that asks for proxies."""
+        """Make the study's searcher, without trials: by the name in the study, or with `factory`. For
+        a study with a target, the searcher that proposes proxies."""
         from autotune.search import make_searcher, make_target_searcher
 
         study = self.study
@@ -103,30 +104,31 @@ class Assembly:
         )
 
     def refuse(self, config: ParallelConfig) -> str:
-        """Why the trainer cannot run this config, in words; empty when it can."""
+        """Why the trainer cannot run this config; empty if it can."""
         return Launchable.of(self.study).refusal(self.study.workload, config)
 
     @property
     def references(self) -> dict[int, ParallelConfig]:
-        """By global batch, the config whose losses other precisions are held against: the baseline
-        in fp32, with more or fewer micro-batches to a step, or where that does not fit the config
-        in the space that needs the least memory, in fp32. Without those that are not needed
-        (stability counts for nothing, all configs are fp32, configs do not see the same data, the
-        baseline is its own) or cannot be run."""
-        lower = bool((~self.space.table.is_word("precision", "fp32")).any())
-        batches = self.study.reference_batches if lower else ()
-        found = {batch: self._reference(batch) for batch in batches}
+        """By global batch, the fp32 config with whose losses other precisions are compared: the
+        baseline in fp32 with accumulation adapted to the batch, or if that does not fit, the config
+        of the space with the lowest predicted memory, in fp32. Batches are left out if no reference
+        is needed (the stability weight is 0, all configs are fp32, configs see different data, the
+        reference is the baseline itself) or none can be run."""
+        has_low_precision = bool((~self.space.table.is_word("precision", "fp32")).any())
+        batches = self.study.reference_batches if has_low_precision else ()
+        references = {batch: self._reference(batch) for batch in batches}
         return {
             batch: config
-            for batch, config in found.items()
+            for batch, config in references.items()
             if config is not None and config != self.baseline
         }
 
     def _reference(self, batch: int) -> ParallelConfig | None:
-        plain = replace(self.baseline, precision="fp32")
-        steps, rest = divmod(batch, plain.micro_batch_size * plain.dp)
-        if not rest and self._can_refer(plain := replace(plain, accumulation_steps=steps)):
-            return plain
+        """The fp32 reference for one global batch, see `references`; None if none can be run."""
+        exact = replace(self.baseline, precision="fp32")
+        steps, remainder = divmod(batch, exact.micro_batch_size * exact.dp)
+        if not remainder and self._can_refer(exact := replace(exact, accumulation_steps=steps)):
+            return exact
         of_batch = np.flatnonzero(self.space.table.global_batch_size == batch)
         peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)[of_batch]
         smallest = (
@@ -136,16 +138,16 @@ class Assembly:
         return next((config for config in smallest if self._can_refer(config)), None)
 
     def _can_refer(self, config: ParallelConfig) -> bool:
-        cannot = why_not(self.study.workload, config) or self.refuse(config)
-        return not cannot and bool(fits(self.predict(config)))
+        reason = why_not(self.study.workload, config) or self.refuse(config)
+        return not reason and bool(fits(self.predict(config)))
 
     def check_fit(self) -> None:
-        """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands
-        a chance."""
-        hopeful = any(
+        """Raise `InfeasibleError` if no config is expected to fit, and no enqueued one is likely
+        to."""
+        may_fit = any(
             float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue
         )
-        if hopeful or bool(fits(self.estimate).any()):
+        if may_fit or bool(fits(self.estimate).any()):
             return
         miss = nearest_miss(self.space, self.estimate, self.calibration)
         gpu = self.study.workload.cluster.gpu
@@ -158,10 +160,11 @@ class Assembly:
 
 
 def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
-    """Works the study out, with the constants that the store has now.
+    """Assemble the study with the constants that the store has now. If the cluster of a target has
+    none, those of the cluster that runs the proxies are used.
 
-    Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when
-    no config of its space is legal.
+    Raises `SpecError` if the trainer does not support a knob of the study, and `InfeasibleError` if
+    no config of its space is valid.
     """
     calibration = stored_calibration(study.workload, store, program_of(study))
     if calibration is None and study.at_hand is not None:
@@ -172,24 +175,24 @@ def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
 
 
 def assemble_with(study: Study, calibration: Calibration | None) -> Assembly:
-    """The same with these constants; None: those of the release."""
+    """Like `assemble`, with these constants; None: those of the release."""
 
     trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
     space = SearchSpace.of_study(study)
     predicted = estimate(study.workload, space.table, calibration=calibration)
-    found = Assembly(
+    assembly = Assembly(
         study=study,
         space=space,
         calibration=calibration,
         estimate=predicted,
         baseline=study.baseline or baseline_of(space, calibration=calibration, predicted=predicted),
     )
-    return found if study.at_hand is None else replace(found, here=_here(found))
+    return assembly if study.at_hand is None else replace(assembly, here=_here(assembly))
 
 
 def _here(assembly: Assembly) -> Assembly:
-    """The first proxy as a study of its own. Raises `InfeasibleError` when none of the target's
-    best configs has a proxy on the cluster at hand."""
+    """Assemble the first proxy as a separate study. Raises `InfeasibleError` if none of the target's
+    best configs has a proxy on the available cluster."""
 
     searcher = cast("TargetSearcher", assembly.searcher())
     first = searcher.propose()
@@ -222,7 +225,8 @@ def _here(assembly: Assembly) -> Assembly:
 def history_of(
     study: Study, store: StudyReader, *, before: datetime
 ) -> list[tuple[Workload, Trial]]:
-    """Ended trials of the studies that it learns from (`teachers_of`), in their order."""
+    """Workload and trial of all ended trials of the studies that the searcher learns from, in the
+    order of `teachers_of`. `before`: when the study was submitted."""
     teachers = teachers_of(study, store, before=before)
     trials = ((teacher, trial) for teacher in teachers for trial in store.trials(teacher.id))
     return [
@@ -233,26 +237,29 @@ def history_of(
 
 
 def teachers_of(study: Study, store: StudyReader, *, before: datetime) -> list[StudyRecord]:
-    """Earlier studies that it learns from: on the same cluster, model or trainer, those that tell
-    most about this one first, the newer of equals first; simulated ones only for simulated ones.
+    """The earlier studies that the searcher learns from: on the same cluster, model or trainer, by
+    decreasing transfer weight, then newest first. Simulated studies learn from simulated ones only,
+    and real ones from real ones.
 
-    Only studies that had ended when this one was submitted (`before`): a restart must find the same
-    history.
+    Only studies that had ended when this one was submitted (`before`) count, so that a restarted
+    study gets the same history.
     """
     from autotune.search import transfer_weight
 
-    found = studies_alike(study, store, limit=LOOKED_AT, ended_before=before)
-    near = {record.id: transfer_weight(study.workload, record.study.workload) for record in found}
-    kin = [record for record in found if near[record.id]]
-    kin.sort(key=lambda record: (near[record.id], record.created_at, record.id), reverse=True)
-    return kin[:PAST_STUDIES]
+    alike = studies_alike(study, store, limit=LOOKED_AT, ended_before=before)
+    weight = {record.id: transfer_weight(study.workload, record.study.workload) for record in alike}
+    teachers = [record for record in alike if weight[record.id]]
+    teachers.sort(
+        key=lambda record: (weight[record.id], record.created_at, record.id), reverse=True
+    )
+    return teachers[:PAST_STUDIES]
 
 
 def studies_alike(
     study: Study, store: StudyReader, *, limit: int, ended_before: datetime | None = None
 ) -> list[StudyRecord]:
-    """The newest studies on the same model, the same cluster and the same trainer, up to `limit` of
-    each; simulated ones only for simulated ones."""
+    """The newest studies of the same model, of the same cluster and of the same trainer, up to
+    `limit` of each, without duplicates. Simulated studies for a simulated study, else real ones."""
     workload = study.workload
     only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
     newest = partial(
@@ -267,9 +274,9 @@ def studies_alike(
 
 
 def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> TrialRunner:
-    """The study's runner: `passed`, where it was passed as an object. Raises `RunnerError` when it
-    cannot run this trainer, or has too few ranks for any config (`ClusterTooSmallError`); where the
-    runner can say so beforehand, before it is made."""
+    """The study's runner: `passed` if it was passed as an object, else a new one. Raises
+    `RunnerError` if it cannot run this trainer, and `ClusterTooSmallError` if it has too few ranks
+    for any config; a runner class with a preflight is checked before the runner is made."""
 
     assembly = assembly.runs_here
     study = assembly.study
@@ -286,9 +293,9 @@ def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> Tri
 
 
 def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
-    """Raises `RunnerError` when this runner cannot run the study's trainer, `ClusterTooSmallError`
-    when it has too few ranks for any config."""
-    study, least = assembly.study, int(assembly.space.table.world_size.min())
+    """Raise `RunnerError` if this runner cannot run the study's trainer, `ClusterTooSmallError` if it
+    has too few ranks for any config."""
+    study, fewest_ranks = assembly.study, int(assembly.space.table.world_size.min())
     if (check := getattr(runner, "check_study", None)) is not None:
         check(study)
     if study.trainer not in runner.trainers:
@@ -296,8 +303,8 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
             f"the {study.runner!r} runner cannot run the {study.trainer!r} trainer, only {', '.join(runner.trainers)}",
             remedy="choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing",
         )
-    if runner.capacity < least:
+    if runner.capacity < fewest_ranks:
         raise ClusterTooSmallError(
-            f"the smallest config in the space needs {number_of(least, 'rank')}, but the {study.runner!r} runner has {runner.capacity} here",
+            f"the smallest config in the space needs {number_of(fewest_ranks, 'rank')}, but the {study.runner!r} runner has {runner.capacity} here",
             remedy="check whether a node is down, set `cluster: local`, or allow smaller world_sizes in the space",
         )

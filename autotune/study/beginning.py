@@ -1,9 +1,9 @@
-"""What a controller begins with beside its study and the trials so far. It is kept in the study's
-history.
+"""The inputs of a controller besides its study and the trials so far. They are stored in the study's
+history, so that the controller's decisions can be reproduced.
 
-capacity     ranks of the runner
-constants    of the cost model, where this cluster was measured; they may be re-measured later
-accounts     elapsed time, rank-seconds and stop reason as of the last checkpoint
+capacity     number of ranks of the runner
+constants    measured constants of the cost model, which may be re-measured later
+accounts     elapsed time, rank-seconds and stop reason at the last checkpoint
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from autotune.study.controller import Controller
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """The inputs of one controller that no other line of the history holds."""
+    """The inputs of one controller that no other event of the history holds."""
 
     capacity: int
-    """ranks of the runner"""
+    """number of ranks of the runner"""
     elapsed_s: float = 0.0
-    """running time of the controllers before it, s"""
+    """running time of the earlier controllers, s"""
     gpu_s: float | None = None
-    """rank-seconds of those; None: go by what was measured"""
+    """rank-seconds of the earlier controllers; None: add up the measured trials"""
     stop_reason: str = ""
-    """why the search has ended, where it has"""
+    """why the search has ended; empty if it has not"""
     fp32_losses: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """losses that earlier studies measured, by tokens per step"""
+    """losses measured by earlier studies, by tokens per step"""
     constants: Mapping[str, Any] | None = None
-    """measured constants of the cost model; None for the release's own"""
+    """measured constants of the cost model; None: those of the release"""
     goes_on: bool = False
-    """whether the study's job begins again after its end"""
+    """whether the study's job is restarted after its end"""
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class Beginning:
         fp32_losses: Mapping[int, tuple[float, ...]],
         goes_on: bool = False,
     ) -> Beginning:
-        """What a controller begins with now."""
+        """The inputs of a controller that begins now."""
         constants = assembly.calibration
         return cls(
             capacity=capacity,
@@ -61,7 +61,7 @@ class Beginning:
         )
 
     def to_note(self) -> KeepNote:
-        """The line of the history."""
+        """The inputs as an event of the history."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         losses = {str(tokens): list(losses) for tokens, losses in self.fp32_losses.items()}
         return KeepNote(kind=EventKind.CONTROLLER_BEGAN, data={**values, "fp32_losses": losses})
@@ -75,7 +75,7 @@ class Beginning:
         past: Sequence[Trial],
         lost: Mapping[int, int],
     ) -> Controller:
-        """The controller that begins so. `past`, `lost`: see `Controller`."""
+        """Make the controller with these inputs. `past`, `lost`: see `Controller`."""
         from autotune.cost.learn.correction import Correction
 
         return Controller(

@@ -1,12 +1,12 @@
-"""The lease of one study, and the store as its holder writes it: a thread renews the lease, and
-writes are repeated while the database is away.
+"""The lease of one study: the exclusive right to write for it. A thread renews the lease, and writes
+are repeated while the database is unavailable.
 
-    lease_s      seconds from the last renewal until the lease runs out; it is renewed three times as often
-    patience_s   seconds for which a write is repeated before the loop gives up; the measurements stay in memory meanwhile
-    stall_s      seconds without a round of the loop after which the lease is no longer renewed, so that another may take the study over
+    lease_s      seconds after its last renewal at which the lease expires; it is renewed every third of that
+    patience_s   seconds for which a write is repeated before it fails; measurements stay in memory meanwhile
+    stall_s      seconds without a round of the loop after which the lease is no longer renewed, so that another controller can take over
 
-Every write of the store may be repeated safely, so a write whose answer was lost is written again.
-When somebody else took the lease, the next write raises `ConflictError` and the loop stops.
+All writes of the store are idempotent, so a write whose response was lost is repeated.
+If another controller took the lease, the next write raises `ConflictError` and the loop stops.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from autotune.study.process_id import is_gone, this_process
 T = TypeVar("T")
 
 PAGE = 1000
-"""history lines that are read at once"""
+"""history events read per query"""
 
 
 class StudyLease:
-    """Writes for one study while its lease is held. A context manager: leaving it gives the lease
-    back."""
+    """Reads and writes one study while its lease is held. A context manager that releases the lease
+    on exit."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class StudyLease:
         on_trouble: Callable[[str], None] = lambda _: None,
         impatient: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_trouble` is called once for each outage; `impatient()` ends the wait for the
-        database."""
+        """`on_trouble` is called with a message once per outage of the database. If `impatient()` is
+        true, a write fails at once instead of being repeated."""
         self.store = store
         self.study_id = lease.study
         self.fenced = threading.Event()
@@ -69,7 +69,7 @@ class StudyLease:
         self._closed = threading.Event()
         self._came_round_s = time.monotonic()
         self._decisions: int | None = None
-        """how many are kept of this study"""
+        """number of stored decisions of this study; None until it is read"""
         self._renewer = threading.Thread(
             target=self._renew, name=f"lease of {lease.study}", daemon=True
         )
@@ -78,20 +78,20 @@ class StudyLease:
     def claim(
         cls, store: LeasedStore, study_id: str, *, lease_s: float = 10.0, **options: Any
     ) -> StudyLease:
-        """The lease of a study that nobody else runs. A holder that was a process of this host and
-        has ended is replaced at once.
+        """Claim the lease of a study. If its holder was a process of this host that has ended, it is
+        replaced without waiting for the lease to expire.
 
-        Raises `ConflictError` when a live controller holds the study, or when the study has ended.
+        Raises `ConflictError` if a live controller holds the study, or the study has ended.
         """
         owner = this_process()
         lease = store.claim(study_id, owner, lease_s=lease_s)
         if lease is None and release_dead(store, study_id):
             lease = store.claim(study_id, owner, lease_s=lease_s)
         if lease is None:
-            held = store.holder(study_id)
+            holder = store.holder(study_id)
             raise ConflictError(
                 f"study {study_id} is being run by another controller"
-                + (f" ({held.owner})" if held else ""),
+                + (f" ({holder.owner})" if holder else ""),
                 remedy=f"wait for that controller; if it has died, its lease expires in {format_duration(lease_s)}",
             )
         return cls(store, lease, lease_s=lease_s, **options)
@@ -108,12 +108,13 @@ class StudyLease:
     ) -> None:
         self._closed.set()
         self._renewer.join()
-        # else it runs out by itself
+        # if the release fails, the lease expires by itself
         with contextlib.suppress(StoreUnavailableError, ConflictError):
             self.store.release(self._lease)
 
     def come_round(self) -> None:
-        """Notes that the loop is alive. Raises `ConflictError` when the lease was taken over."""
+        """Note that the loop is alive, so that the lease is renewed. Raises `ConflictError` if the
+        lease was taken over."""
         self._came_round_s = time.monotonic()
         if self.fenced.is_set():
             raise ConflictError(
@@ -122,8 +123,8 @@ class StudyLease:
             )
 
     def told_in_order(self) -> list[Trial]:
-        """All trials: the terminal ones in the order in which they ended, then the others by
-        number."""
+        """All trials in the order in which a new searcher is told them: terminal ones in the order in
+        which they ended, then the others by number."""
         trials = self.trials()
         order = [
             int(event.data["number"])
@@ -134,12 +135,12 @@ class StudyLease:
         return [*ended.values(), *(t for n, t in sorted(trials.items()) if n not in ended)]
 
     def trials(self) -> dict[int, Trial]:
-        """All trials as they are kept, by number."""
+        """All stored trials by number."""
         return {t.number: t for t in self._patiently(lambda: self.store.trials(self.study_id))}
 
     def lost(self) -> dict[int, int]:
-        """By trial, how many of its attempts were lost, those aside that only the end of a
-        controller cut off."""
+        """Number of failed attempts by trial number, without those that only ended because their
+        controller did."""
         ends = [
             event.data
             for event in self._events()
@@ -160,33 +161,33 @@ class StudyLease:
             after = page[-1].sequence
 
     def record(self) -> StudyRecord:
-        """The study as it is kept."""
+        """The study's stored record."""
         return self._patiently(lambda: self.store.study(self.study_id))
 
     def glance(self) -> StudyRecord | None:
-        """The study as it is kept, read without repeating: None while the database is away, which
-        does not mean that the study was cancelled."""
+        """The study's stored record, read once without retries; None if the database is
+        unavailable."""
         try:
             return self.store.study(self.study_id)
         except StoreUnavailableError:
             return None
 
     def may_run(self) -> bool:
-        """Whether people want the study to run, as far as the store can be reached now."""
+        """Whether no pause, stop or cancellation is requested; True if the store is unavailable."""
         record = self.glance()
         return record is None or record.wanted is Wanted.RUN
 
     def adopt_attempt(self, number: int, attempt: int) -> None:
-        """Notes that an attempt of an earlier controller goes on under this one."""
+        """Store that an attempt of an earlier controller continues under this one."""
         self._patiently(lambda: self.store.adopt_attempt(self._lease, number, attempt))
 
     def add_steps(self, steps: Sequence[StepsReported]) -> None:
-        """Keeps step metrics."""
+        """Store step metrics."""
         if steps:
             self._patiently(lambda: self.store.add_steps(self._lease, steps))
 
     def add_remark(self, number: int, text: str) -> None:
-        """Keeps what was seen of a trial, in its history."""
+        """Store a remark about a trial in the history."""
         remark = {"number": number, "message": text}
         self._patiently(
             lambda: self.store.record_event(self.study_id, EventKind.TRIAL_REMARK, remark)
@@ -202,8 +203,8 @@ class StudyLease:
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> None:
-        """Keeps a decision in one transaction: the event that caused it, its facts, and what
-        changes of the study."""
+        """Store a decision in one transaction: its cause, its facts, and changed fields of the study.
+        `wanted`: store it only while this is requested of the study, else raise `ConflictError`."""
         if self._decisions is None:
             self._decisions = self.record().decisions
         decision = Decision(
@@ -226,8 +227,8 @@ class StudyLease:
         message: str,
         **fields: Unpack[StudyFields],
     ) -> None:
-        """Keeps the decision to rest: as PAUSED while people want a pause; else the status stays,
-        so that another controller goes on with the study."""
+        """Store the decision to pause. The status becomes PAUSED only while a pause is requested;
+        otherwise it stays, so that another controller continues the study."""
         self._while_paused(
             lambda status, wanted: self.decide(
                 cause, facts, status=status, message=message, wanted=wanted, **fields
@@ -235,13 +236,13 @@ class StudyLease:
         )
 
     def pause_if_wanted(self, message: str) -> StudyRecord:
-        """PAUSED, as long as people want a pause; else the status stays, so that another controller
-        goes on with the study."""
+        """Set the status PAUSED if a pause is requested; otherwise the status stays, so that another
+        controller continues the study. Returns the record."""
         return self._while_paused(lambda status, wanted: self.move(status, message, wanted=wanted))
 
     def _while_paused(self, write: Callable[[StudyStatus | None, Wanted | None], T]) -> T:
-        """Writes the status PAUSED on condition that people want a pause; without either when they
-        do not, also when they took it back in between."""
+        """Call `write(status, wanted)`: with PAUSED while a pause is requested, else with None. If
+        the request changes in between, try again."""
         while True:
             pause = self.record().wanted is Wanted.PAUSE
             try:
@@ -258,18 +259,19 @@ class StudyLease:
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Sets status, message (None: they stay) and fields of the study. One that has ended is
-        left as it is. `wanted`: only if people want this of it."""
+        """Set status and message (None: unchanged) and fields of the study, and return its record. A
+        study that has ended is not changed. `wanted`: change it only while this is requested of it,
+        else raise `ConflictError`."""
         while True:
-            found = self.record()
-            if found.status.is_terminal:
-                return found
+            record = self.record()
+            if record.status.is_terminal:
+                return record
             try:
                 return self._patiently(
                     lambda: self.store.set_status(
                         self.study_id,
-                        status or found.status,  # noqa: B023  called at once
-                        expect=[found.status],  # noqa: B023
+                        status or record.status,  # noqa: B023  called at once
+                        expect=[record.status],  # noqa: B023
                         message=message,
                         lease=self._lease,
                         wanted=wanted,
@@ -277,10 +279,12 @@ class StudyLease:
                     )
                 )
             except ConflictError:
-                if self.record().status is found.status:
-                    raise  # not a change by somebody else in between: the lease is gone
+                if self.record().status is record.status:
+                    raise  # the status did not change in between, so the lease is lost
 
     def _patiently(self, write: Callable[[], T]) -> T:
+        """Call `write` until it succeeds, for at most `patience_s` while the store is
+        unavailable."""
         deadline, pause_s = time.monotonic() + self._patience_s, 0.05
         while True:
             try:
@@ -303,16 +307,17 @@ class StudyLease:
             try:
                 self._lease = self.store.renew(self._lease, lease_s=self._lease_s)
             except StoreUnavailableError:
-                continue  # nobody else can take it meanwhile
+                continue  # no other controller can take the lease while the store is unavailable
             except ConflictError:
                 self.fenced.set()
                 return
 
 
 def release_dead(store: LeasedStore, study_id: str) -> bool:
-    """Takes the lease from a process of this host that has ended; whether there was one."""
-    held = store.holder(study_id)
-    if held is None or not is_gone(held.owner):
+    """Release the study's lease if its holder was a process of this host that has ended. Returns
+    whether it was."""
+    holder = store.holder(study_id)
+    if holder is None or not is_gone(holder.owner):
         return False
-    store.release(held)
+    store.release(holder)
     return True

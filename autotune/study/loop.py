@@ -2,13 +2,13 @@
 
     controller   decides: events in, commands out (`autotune.study.controller`)
     runner       runs trials: commands in, events out (`autotune.ports.TrialRunner`)
-    lease        writes every decision to the store, in one transaction, before anything is done about it (`autotune.study.lease`)
-    on_event     is called with what happens, for the live view (`autotune.study.progress`)
+    lease        stores every decision, in one transaction, before it is carried out (`autotune.study.lease`)
+    on_event     is called with every event, for the live view (`autotune.study.progress`)
 
-Each round polls the runner, reads the clock and what people asked for, and passes these events to
-the controller. All facts among the commands that follow from one event are stored at once; then the
-commands are carried out in order. When this process dies, the store holds whole decisions, and
-another process continues from the last of them: see `Controller.__init__`.
+Each round polls the runner, reads the clock and the users' requests, and passes these events to the
+controller. All facts among the commands that result from one event are stored in one transaction;
+then the commands are carried out in order. If this process dies, the store holds whole decisions
+only, and another process continues after the last one: see `Controller.__init__`.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ from autotune.study.progress import (
 )
 
 POLL_S = 0.2
-"""the longest wait for the runner's next event"""
+"""longest wait for the runner's next event, s"""
 GLANCE_S = 1.0
-"""how often the loop reads what people want (pause, stop, cancel) and stores step metrics, besides
-when an attempt ends"""
+"""interval at which users' requests (pause, stop, cancel) are read and step metrics are stored, s;
+also done when an attempt ends"""
 CHECKPOINT_S = 2.0
-"""how often elapsed time and rank-seconds are stored, besides at each trial's end: a study that is
-killed forgets at most so much of them"""
+"""interval at which elapsed time and rank-seconds are stored, s; a study that is killed loses at
+most this much of them. Also done when a trial ends."""
 
 ASKED: dict[Wanted, Event] = {
     Wanted.RUN: ResumeAsked(),
@@ -92,10 +92,10 @@ ASKED: dict[Wanted, Event] = {
     Wanted.STOP: StopAsked(),
     Wanted.CANCEL: CancelAsked(),
 }
-"""The event for what people want of the study."""
+"""The event for each request of a user."""
 
 OF_NOW = ("ray", "placed", "waiting")
-"""what a study's result says of the moment, which no later controller takes over"""
+"""keys of a study's result that describe the current process only; a later controller drops them"""
 
 
 class Loop:
@@ -117,36 +117,37 @@ class Loop:
     ) -> None:
         """The caller closes the runner.
 
-        interrupted()   turns true, or says why, when the study shall pause at once
-        left_s()        seconds until the job that the study runs in ends; None: no end is known
-        leave           an interrupted study keeps its status, so that another controller takes it over; else it is PAUSED
-        findings()      what the trials show beside the winner; plain values, stored with the study's result
-        about           what is to be known of this controller; stored there too
+        interrupted()   true, or a reason, if the study must pause at once
+        left_s()        seconds until the job of this process ends; None if unknown
+        leave           an interrupted study keeps its status, so that another controller continues it; otherwise it is PAUSED
+        findings()      findings besides the winner, as plain values that are stored with the study's result
+        about           facts about this controller, stored there too
         """
         self.controller, self.runner, self.lease = controller, runner, lease
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
         self._left_s = left_s
         self._leave, self._findings, self._about = leave, findings, dict(about or {})
         self._placed: list[dict[str, Any]] = []
-        """where the ranks are of the attempts that run, or of the last that ran"""
+        """nodes of the ranks of running attempts, or of the last ones that ran"""
         self._waiting: dict[int, str] = {}
-        """why each trial that waits for ranks does"""
+        """why a trial waits for ranks, by its number"""
         self._steps: list[StepsReported] = []
-        self._said: set[str] = set()
-        """what the probe saw that was said"""
+        """step metrics that are not stored yet"""
+        self._reported_remarks: set[str] = set()
+        """texts about the program that were reported already"""
         self._change = ""
         """the last change of the machine's speed, in words"""
         self._result: dict[str, Any] = {}
-        """what is known of the study beside its trials, as it is stored"""
+        """the study's stored result: phase and stop reason, or the result at its end"""
         self._best: int | None = controller.best.number if controller.best else None
         self._end: StudyRecord | None = None
 
     def run(self) -> StudyRecord:
-        """The study's record when nothing runs any more.
+        """Run the study and return its record once no attempt is running.
 
-        Raises `ConflictError` when another controller took over, `StoreUnavailableError` when the
-        store stays away, `RunnerError` when nothing can be run; then the caller's closing of the
-        runner ends what still ran.
+        Raises `ConflictError` if another controller took over, `StoreUnavailableError` if the store
+        stays unavailable, and `RunnerError` if nothing can be run. Attempts that are still running
+        then end when the caller closes the runner.
         """
         try:
             return self._run()
@@ -160,13 +161,13 @@ class Loop:
         record = self.lease.record()
         self._result = {name: value for name, value in record.result.items() if name not in OF_NOW}
         self._placed = list(record.result.get("placed") or ())
-        self._hear(record)
+        self._obey(record)
         self._adopt()
         self._handle(Tick(now_s=glanced, left_s=self._left_s()))
         while self._end is None:
             reported = self.runner.poll(POLL_S)
             events: list[Event] = [e for e in reported if not isinstance(e, LogRead | ProgramSeen)]
-            self._say(event for event in reported if isinstance(event, ProgramSeen))
+            self._report_remarks(event for event in reported if isinstance(event, ProgramSeen))
             now = self.monotonic()
             if why := self.interrupted():
                 events.append(
@@ -176,9 +177,9 @@ class Loop:
             if is_due:
                 glanced = now
                 self._keep_steps()
-            decides = is_due or any(isinstance(e, AttemptEnded) for e in events)
-            if decides and (wishes := self.lease.glance()) is not None:
-                self._hear(wishes)  # before the next trial is decided on
+            may_start_trial = is_due or any(isinstance(e, AttemptEnded) for e in events)
+            if may_start_trial and (current := self.lease.glance()) is not None:
+                self._obey(current)  # before the next trial is chosen
             if now - checked >= CHECKPOINT_S:
                 checked = now
                 self._checkpoint()
@@ -187,17 +188,18 @@ class Loop:
             self.lease.come_round()
         return self._end
 
-    def _say(self, programs: Iterable[ProgramSeen]) -> None:
-        """Keeps what was seen of trials that people should know, and tells each thing once."""
+    def _report_remarks(self, programs: Iterable[ProgramSeen]) -> None:
+        """Store the remarks about each trial's program; report each text once per study."""
         for seen in programs:
             for text in remarks(seen, keeps_outputs=self.controller.study.keeps_outputs):
                 self.lease.add_remark(seen.id.trial, text)
-                if text not in self._said:
-                    self._said.add(text)
+                if text not in self._reported_remarks:
+                    self._reported_remarks.add(text)
                     self.on_event(Notice(message=f"trial {seen.id.trial}: {text}"))
 
-    def _hear(self, record: StudyRecord) -> None:
-        """Takes in what people want of the study, which may have ended meanwhile."""
+    def _obey(self, record: StudyRecord) -> None:
+        """Pass the request in the study's record to the controller. Raises `ConflictError` if the
+        study has ended meanwhile."""
         if record.status.is_terminal:
             raise ConflictError(
                 f"study {record.id} has ended as {record.status.lower()}",
@@ -208,7 +210,7 @@ class Loop:
         self._handle(ASKED[record.wanted])
 
     def _adopt(self) -> None:
-        """Takes over the attempts that an earlier controller left running, where the runner can."""
+        """Adopt the attempts that an earlier controller left running, if the runner supports it."""
         if not isinstance(self.runner, AdoptingRunner):
             return
         for attempt in self.runner.adopt(self.lease.study_id, self.controller.cut_off):
@@ -227,29 +229,30 @@ class Loop:
             self._carry_out(command)
 
     def _keep(self, event: Event, commands: Sequence[Command]) -> None:
-        """Stores all facts that follow from the event in one transaction, before anything is done
-        about them."""
+        """Store all facts among the commands in one transaction, before any is carried out."""
         for command in commands:
             self._locate(command)
         facts = [
             fact for command in commands if (fact := self._fact(command, commands)) is not None
         ]
         phases = [c for c in commands if isinstance(c, EnterPhase)]
-        heard = any(isinstance(c, NoteRest) for c in commands)
+        rest_changed = any(isinstance(c, NoteRest) for c in commands)
         end = next((c for c in commands if isinstance(c, EndStudy)), None)
         if phases:
             self._result = {
                 "phase": str(phases[-1].phase),
                 "stop_reason": self.controller.stop_reason,
             }
-        if not (facts or phases or end or heard):
+        if not (facts or phases or end or rest_changed):
             return
         if any(isinstance(fact, CloseAttempt | EndTrial) for fact in facts):
             facts = [*(KeepSteps(steps=steps) for steps in self._steps), *facts]
             self._steps = []
         why = {**cause(event), "elapsed_s": self.controller.elapsed_s}
         if end is None:
-            self.lease.decide(why, facts, elapsed_s=self.controller.elapsed_s, result=self._spent())
+            self.lease.decide(
+                why, facts, elapsed_s=self.controller.elapsed_s, result=self._result_document()
+            )
             return
         self._result = dict(end.result)
         fields: StudyFields = {
@@ -257,7 +260,7 @@ class Loop:
             "baseline": end.baseline,
             "best": end.best,
             "speedup": end.speedup,
-            "result": self._spent(),
+            "result": self._result_document(),
         }
         if end.status is StudyStatus.PAUSED and (self._leave or end.message == PAUSED_ON_REQUEST):
             self.lease.decide_pause(why, facts, message=end.message, **fields)
@@ -265,7 +268,7 @@ class Loop:
             self.lease.decide(why, facts, status=end.status, message=end.message, **fields)
 
     def _locate(self, command: Command) -> None:
-        """Takes in where ranks are now, and which trials wait for some."""
+        """Update `_placed` and `_waiting`."""
         live = {attempt.trial for attempt in self.controller.attempts.live}
         match command:
             case NoteQueued(number=number, reason=reason):
@@ -275,15 +278,15 @@ class Loop:
                 self._waiting.pop(number, None)
                 kept = [row for row in self._placed if row["trial"] in live - {number}]
                 self._placed = [*kept, *({"trial": number, **to_plain(place)} for place in places)]
-            case CloseAttempt(number=number):  # it is tried again, elsewhere
+            case CloseAttempt(number=number):  # the trial gets another attempt, perhaps elsewhere
                 self._waiting.pop(number, None)
                 self._placed = [row for row in self._placed if row["trial"] != number]
             case EndTrial(trial=trial):
                 self._waiting.pop(trial.number, None)
 
     def _fact(self, command: Command, others: Sequence[Command]) -> Fact | None:
-        """What is stored of a command together with the others; None: nothing, or step metrics,
-        which are stored in bulk."""
+        """The fact to store for a command. None if there is none; step metrics are stored in bulk.
+        `others`: all commands of the same event."""
         match command:
             case KeepTrial() | StartAttempt() | CloseAttempt() | EndTrial():
                 return command
@@ -294,8 +297,8 @@ class Loop:
                     kind=EventKind.ATTEMPT_QUEUED, data={"number": number, "reason": reason}
                 )
             case CancelAttempt(id=attempt_id, reason=reason):
-                said = {"number": attempt_id.trial, "attempt": attempt_id.attempt, "reason": reason}
-                return KeepNote(kind=EventKind.ATTEMPT_CANCELLED, data=said)
+                data = {"number": attempt_id.trial, "attempt": attempt_id.attempt, "reason": reason}
+                return KeepNote(kind=EventKind.ATTEMPT_CANCELLED, data=data)
             case NoteMachineChange(change=change, again=again):
                 ended = {c.trial.number: c.trial for c in others if isinstance(c, EndTrial)}
                 self._change = f"{change_in_words(change, {**self.lease.trials(), **ended})} {plan_in_words(again)}"
@@ -306,7 +309,7 @@ class Loop:
         return None
 
     def _carry_out(self, command: Command) -> None:
-        """Does what follows from facts that are stored by now."""
+        """Carry out a command whose facts have been stored."""
         tell = self.on_event
         match command:
             case KeepTrial(trial=trial):
@@ -338,13 +341,13 @@ class Loop:
                 tell(StudyRested(record=self._end))
 
     def _checkpoint(self) -> None:
-        """Stores the time that the study and its ranks have taken."""
-        self.lease.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent())
+        """Store elapsed time and rank-seconds."""
+        self.lease.move(None, elapsed_s=self.controller.elapsed_s, result=self._result_document())
 
-    def _spent(self) -> dict[str, Any]:
-        """What is known of the study beside its trials: with the rank-seconds, which a later
-        controller cannot add up from the trials (their wall-clock times include outages and clock
-        changes), and the counts of configs that cannot be run here, which are no trials."""
+    def _result_document(self) -> dict[str, Any]:
+        """The study's result as it is stored, with values that cannot be computed from the trials:
+        rank-seconds (the trials' wall-clock times include outages and clock changes) and counts of
+        configs that cannot be run here (they are not trials)."""
         waiting = [
             {"trial": number, "reason": reason} for number, reason in sorted(self._waiting.items())
         ]

@@ -1,15 +1,15 @@
-"""The preflight: what cannot run where it is asked is refused before a runner is made, so before
-Ray or any rank is started.
+"""Preflight checks: reject a study that cannot run before its runner is made, and so before Ray or any
+rank is started.
 
-    check_runner    the runner's name and options, and what it can run on no machine: whoever submits a study asks this
-    check_there     what a job that begins elsewhere, with the same files, will not find
-    check_here      what this machine cannot run: too few ranks, no GPU, a program that is not installed. Asked where the study will run
+    check_runner    the runner's name and options, and what it cannot run on any machine; checked on submission
+    check_there     what another machine with the same files cannot run either; checked for jobs that start elsewhere
+    check_here      what this machine cannot run: too few ranks, no GPU, a program that is not installed; checked where the study runs
 
-Runners that say nothing beforehand (`autotune.ports.PreflightRunner` is optional) are judged once
-they are made.
+Runners without a preflight (`autotune.ports.PreflightRunner` is optional) are checked after they are
+made.
 
-A runner that is passed to `tune` as an object: its name in the study's record, and the check that
-whoever goes on with the study passes it too.
+Also for runners that are passed to `tune` as objects: their name in the study's record, and the check
+that the same runner is passed when the study continues.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from autotune.spec import ParallelConfig, Study
 
 
 def check_runner(study: Study) -> None:
-    """Raises `CatalogError` or `SpecError` for a runner or an option that does not exist,
-    `RunnerError` for what it can run nowhere."""
-    _ask(study, "preflight")
+    """Raise `CatalogError` or `SpecError` for an unknown runner or option, `RunnerError` for a study
+    that the runner cannot run on any machine."""
+    _call(study, "preflight")
 
 
 def check_here(study: Study, space: SearchSpace) -> None:
-    """Raises `RunnerError` or `MissingExtraError` when this machine cannot run the study; also what
-    `check_runner` raises."""
+    """Raise `RunnerError` or `MissingExtraError` if this machine cannot run the study, and the errors
+    of `check_runner`."""
     check_runner(study)
-    _ask(study, "preflight_here", smallest_config(space))
+    _call(study, "preflight_here", smallest_config(space))
 
 
 def check_there(study: Study, space: SearchSpace) -> None:
-    """Raises `RunnerError` for what another machine that sees the same files cannot run either,
-    such as a program that is not there; also what `check_runner` raises."""
+    """Raise `RunnerError` for a study that another machine with the same files cannot run either, for
+    example if its program does not exist, and the errors of `check_runner`."""
     check_runner(study)
-    _ask(study, "preflight_there", smallest_config(space))
+    _call(study, "preflight_there", smallest_config(space))
 
 
 def cannot_run_here(study: Study, space: SearchSpace) -> str:
-    """Why the study cannot be run on this machine, in words; empty when nothing speaks against it.
-    A wrong runner or option is raised."""
+    """Why this machine cannot run the study; empty if it can. Raises `CatalogError` or `SpecError` for
+    an unknown runner or option."""
     try:
         check_here(study, space)
     except (RunnerError, MissingExtraError) as error:
@@ -57,29 +57,30 @@ def cannot_run_here(study: Study, space: SearchSpace) -> str:
 
 
 def smallest_config(space: SearchSpace) -> ParallelConfig:
-    """The config with the fewest ranks; the first of equals."""
+    """The config with the fewest ranks; the first if several have as few."""
     return space[int(np.argmin(space.table.world_size))]
 
 
-def _ask(study: Study, question: str, *about: Any) -> None:
-    answer = getattr(runner_class(study.runner, study.runner_options), question, None)
-    if answer is not None:
-        answer(study, *about)
+def _call(study: Study, check_name: str, *arguments: Any) -> None:
+    """Call a preflight method of the runner's class, if it has it."""
+    check = getattr(runner_class(study.runner, study.runner_options), check_name, None)
+    if check is not None:
+        check(study, *arguments)
 
 
 def runner_name(runner: TrialRunner) -> str:
-    """By what name a study records it: `python:MODULE.CLASS`."""
+    """The runner's name in a study's record: `python:MODULE.CLASS`."""
     return passed_name(type(runner))
 
 
 def run_by(study: Study, runner: TrialRunner) -> Study:
-    """The study with that runner."""
+    """The study with its runner replaced by this object."""
     return replace(study, runner=runner_name(runner), runner_options={})
 
 
 def check_passed(study: Study, runner: TrialRunner | None) -> None:
-    """Raises `CatalogError` when the study's runner was passed as an object and is not passed now,
-    `ConflictError` when another one is."""
+    """Raise `CatalogError` if the study was submitted with a runner object and none is passed now,
+    `ConflictError` if a runner of another class is passed."""
     name = study.runner
     if runner is None and name.startswith(PASSED):
         raise CatalogError(

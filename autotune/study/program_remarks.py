@@ -1,5 +1,5 @@
-"""What was seen of a program that a person should know, in words: a log that tells another pace,
-comes in bursts or was too long to be read, files that trials replace."""
+"""Remarks about a program for its user: a log whose step times differ from the probe's, that arrives
+in bursts or was too long to be read, and existing files that trials overwrite."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from autotune.ports import ProgramSeen
 from autotune.spec.texts.as_text import notes_of
 
 SHOWN = 5
-"""files that are named"""
+"""maximum number of files named in a remark"""
 
 
 def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> tuple[str, ...]:
-    """Each with what follows of it."""
+    """Remarks about a program, each with its consequence or remedy. `keeps_outputs`: whether the user
+    allowed overwriting files."""
     existing = {path: file for path, file in seen.files.items() if file["existed"]}
     kept = all(file["kept"] for file in existing.values())
     what = "the files are restored after each trial" if kept else "the files were not restored"
@@ -42,7 +43,8 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> tuple[str, ...]:
 
 
 def listed(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Paths, the first ones, relative to the present folder where they lie in it."""
+    """The first `SHOWN` paths, relative to the current folder if they are in it, and the number of
+    others."""
     here = os.getcwd()
     names = [
         os.path.relpath(path, here) if path.startswith(here + os.sep) else path for path in files

@@ -1,13 +1,13 @@
-"""Events of a running study for the live view, logs and metrics, in the order in which they happen.
+"""Events of a running study for the live view, logs and metrics, in chronological order.
 
 Callbacks of `autotune.tune`: your functions, called with trials while a study runs.
 
     on_trial(trial)    a trial has ended: measured, failed or cancelled, including the baseline and the final rounds
     on_best(trial)     this trial is the best so far
 
-They run in the study's thread, between two steps of its loop, after the event was stored. An
+They run in the study's thread, between two rounds of its loop, after the event was stored. An
 exception in a callback pauses the study and is raised as `CallbackError`, with the exception as its
-cause: nothing measured is lost, and the same call of `tune` continues the study.
+cause. No measurement is lost, and the same call of `tune` continues the study.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def with_callbacks(
     if on_trial is None and on_best is None:
         return on_event
 
-    def hear(event: LoopEvent) -> None:
+    def dispatch(event: LoopEvent) -> None:
         if on_event is not None:
             on_event(event)
         if isinstance(event, TrialEnded) and on_trial is not None:
@@ -131,7 +131,7 @@ def with_callbacks(
         elif isinstance(event, BestChanged) and on_best is not None:
             _call("on_best", on_best, event.trial)
 
-    return hear
+    return dispatch
 
 
 def _call(name: str, callback: OnTrial, trial: Trial) -> None:

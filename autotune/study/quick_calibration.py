@@ -1,13 +1,13 @@
-"""A quick calibration before a study whose cluster was never measured: under 20 s for predictions
-in a far better order.
+"""A quick calibration before a study whose cluster was never measured: it takes less than 20 s and
+makes the predicted order of configs far more accurate.
 
-It is made for new studies with real trials of the native trainer on the cluster of this machine
-(runner `local` or `ray`), where the store holds no calibration, unless `calibrate: false` in the
-spec leaves it out or the budget tries the whole space, so that their order does not matter. It is
-stored before the first trial, so a study that is resumed predicts the same. `autotune calibrate`
-replaces it by a full one.
+It is done for new studies with real trials of the native trainer on the cluster of this machine
+(runner `local` or `ray`) if the store holds no calibration. It is skipped if the spec has
+`calibrate: false`, or if the budget covers the whole space, so that the order does not matter. It is
+stored before the first trial, so that a resumed study makes the same predictions. `autotune
+calibrate` replaces it by a full calibration.
 
-The dry runs of a model that code builds, made before the first study of it begins.
+Also the dry runs that profile a model built by code, before its first study.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from autotune.study.preflight import check_here
 from autotune.study.progress import Notice, OnEvent
 
 REAL = ("local", "ray")
-"""runners whose trials run on ranks of this machine, or of the Ray cluster that it belongs to"""
+"""runners whose trials run on this machine, or on the Ray cluster to which it belongs"""
 NATIVE = "native"
 CALIBRATOR = "local"
 MARK = "quick calibration: "
-"""begins the source of what a quick calibration measured"""
+"""prefix of the `source` of a quick calibration"""
 
 
 def needs_calibration(
     study: Study, store: CalibrationStore, past: Sequence[Trial], num_configs: int
 ) -> bool:
-    """Whether a quick calibration would improve this study; `num_configs`: size of its space."""
+    """Whether to calibrate before this study. `past`: its earlier trials; `num_configs`: size of its
+    space."""
     from autotune.detect import local_cluster
 
     is_real = (
@@ -57,8 +58,8 @@ def needs_calibration(
 def calibrate_quickly(
     study: Study, store: CalibrationStore, tell: OnEvent, interrupted: Callable[[], bool]
 ) -> Calibration | None:
-    """Measures the cluster and stores its constants, which are returned. None where that failed or
-    was interrupted: then the study goes on with the constants that ship."""
+    """Calibrate the cluster, store its constants and return them. Returns None if that failed or was
+    interrupted; the study then uses the shipped constants."""
 
     cluster = study.workload.cluster
     began_s = time.monotonic()
@@ -93,10 +94,10 @@ def calibrate_quickly(
 
 
 def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) -> None:
-    """Makes the dry runs that the study's model lacks, and says what comes of it. `passed`: whether
-    the runner is an object, which is asked nothing."""
+    """Do the dry runs that are missing for the study's model, and report progress or why they were
+    impossible. `passed`: whether the runner is passed as an object, which has no preflight."""
     space = SearchSpace.of_study(study)
-    if not passed:  # a study that cannot run here need not wait for dry runs to hear it
+    if not passed:  # fail before the dry runs if the study cannot run here
         if study.at_hand is None:
             check_here(study, space)
         else:

@@ -1,21 +1,20 @@
-"""An old study's configs re-measured: the winner, the runner-up and the baseline, in turn, in two
-rounds. Are they as fast as they were?
+"""Rechecks a stored study: re-measures its winner, runner-up and baseline alternately, in two
+rounds, and tests whether they became slower.
 
-    y_cr     ln tokens/s of config c in run r, by its median step       d_c = mean of the new y_c - mean of the old ones
+    y_cr     ln tokens/s of config c in run r, from its median step     d_c = mean of the new y_c - mean of the old ones
     sigma    standard deviation between runs of one config, from all its runs and the prior of `autotune.reward.run_noise`
 
     change = mean_c d_c, with variance sigma^2 / C^2 * sum_c (1 / n_c,new + 1 / n_c,old) and Student's t
 
-The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with
-2% between runs, three configs and two rounds, a slowdown of 5% is found in 98 of 100 studies, and
-one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a
-better one of then by more than its interval, or was ahead of it then already and is not by more.
-Machines that are busy with other work are told apart from releases by the evidence of the runs
-(`autotune.diagnosis`): where others took `BUSY` of a step or more, a change says nothing, and the
-recheck is inconclusive.
+The study counts as slower than S if the 95% interval of the change excludes 0 and extends beyond S.
+With sigma = 2%, three configs and two rounds, this detects a slowdown of 5% in 98 of 100 studies,
+with 2 false alarms in 100 (tests/study/test_recheck.py). The order holds unless a config is
+significantly ahead of one that was ranked above it, and was not so far ahead before.
+If the runs' evidence (`autotune.diagnosis`) shows that other processes took a share of `BUSY` or
+more of a step, a slowdown may be theirs, and the recheck is inconclusive.
 
-The recheck of a stored study: its configs out of the store, measured on its own runner, and a note
-of what came of it back into the store.
+`recheck_study` reads the configs from the store, measures them on the study's runner, and adds a
+note with the result to the study.
 """
 
 from __future__ import annotations
@@ -59,15 +58,15 @@ from autotune.trainers import trainer
 ROUNDS, MOST_CONFIGS = 2, 3
 ROLES = ("winner", "runner-up", "default")
 SHOWN = {"default": "baseline"}
-"""roles as people read them, where that is another word"""
+"""display names of roles that differ from the role itself"""
 POLL_S = 0.2
 BUSY = 0.1
-"""share of a step that foreign processes take, from which a run says little about a release"""
+"""share of a step taken by other processes from which a slowdown may be caused by them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rechecked:
-    """One config, then and now."""
+    """One config with its runs in the study and in the recheck."""
 
     role: str
     """winner, runner-up or default"""
@@ -75,11 +74,11 @@ class Rechecked:
     before: tuple[Measurement, ...]
     now: tuple[Measurement, ...] = ()
     failure: Failure | None = None
-    """why it does not run any more"""
+    """why its last run failed; None if it did not"""
 
     @property
     def change(self) -> float | None:
-        """ln of its speed now over then."""
+        """ln(speed now / speed before), from the mean of ln tokens/s; None without runs of both."""
         if not self.now or not self.before:
             return None
         return float(np.mean(_logs(self.now)) - np.mean(_logs(self.before)))
@@ -87,16 +86,17 @@ class Rechecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recheck:
-    """What became of the study's configs."""
+    """The result of a recheck."""
 
     name: str
-    """of the study"""
+    """name of the study"""
     configs: tuple[Rechecked, ...]
     max_slowdown: float = 0.03
+    """S: relative slowdown that is tolerated"""
 
     @property
     def noise(self) -> RunNoise:
-        """Between runs of one config."""
+        """Noise between runs of one config, pooled over all configs, before and now."""
         squares, freedom = 0.0, 0
         for runs in (_logs(measured) for c in self.configs for measured in (c.before, c.now)):
             if len(runs) > 1:
@@ -105,19 +105,19 @@ class Recheck:
         return RunNoise.of([m for c in self.configs for m in (*c.before, *c.now)], squares, freedom)
 
     def half_width(self, configs: Sequence[Rechecked]) -> float:
-        """Of the 95% interval of the mean change of these."""
+        """Half-width of the 95% interval of the mean change of these configs, in ln tokens/s."""
         weight = sum(1 / len(c.before) + 1 / len(c.now) for c in configs) / len(configs) ** 2
         return self.noise.half_width(2 / weight)
 
     @property
     def compared(self) -> list[Rechecked]:
-        """Those that were measured then and now."""
+        """The configs that were measured both before and now."""
         return [c for c in self.configs if c.change is not None]
 
     @property
     def change(self) -> tuple[float, float, float] | None:
-        """How much more tokens per second there are now, as shares: middle, low and high end of the
-        95% interval, over the configs that were measured both times; None without any."""
+        """Relative change of tokens/s over the configs that were measured both times: estimate, and
+        low and high end of its 95% interval; None without such configs."""
         return self._change_of(self.compared) if self.compared else None
 
     def _change_of(self, configs: Sequence[Rechecked]) -> tuple[float, float, float]:
@@ -127,41 +127,39 @@ class Recheck:
 
     @property
     def is_slower(self) -> bool:
-        """Beyond chance, by an interval that reaches beyond what was allowed; also where a config
-        does not run any more."""
+        """Whether the study is conclusively slower than `max_slowdown`, or a config now fails."""
         return (self._seems_slower and not self.is_inconclusive) or any(
             c.failure is not None for c in self.configs
         )
 
     @property
     def _seems_slower(self) -> bool:
-        found = self.change
-        return found is not None and found[1] < -self.max_slowdown and found[2] < 0
+        change = self.change
+        return change is not None and change[1] < -self.max_slowdown and change[2] < 0
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether a change was measured that the other processes of the machine may have caused."""
+        """Whether other processes of the machine may have caused the measured change."""
         return self.busy >= BUSY and (self._seems_slower or not self.order_holds)
 
     @property
     def _leads(self) -> tuple[list[str], list[str]]:
-        """Which config is significantly ahead of one ranked above it, in words: newly, and as
-        before.
+        """Texts about configs that are significantly ahead of one ranked above them: those whose
+        lead is new or significantly larger than before, and the others.
 
-        A study ranks by more than speed, so a config may have been ahead all along: then only a
-        significantly larger lead is a change.
+        Studies do not rank by speed alone, so a config may have been ahead from the beginning.
         """
-        new, old, found = list[str](), list[str](), self.compared
-        for at, better in enumerate(found):
-            for worse in found[at + 1 :]:
+        new, old, compared = list[str](), list[str](), self.compared
+        for rank, better in enumerate(compared):
+            for worse in compared[rank + 1 :]:
                 now, half = self._lead(worse.now, better.now)
-                before, of_before = self._lead(worse.before, better.before)
+                before, half_before = self._lead(worse.before, better.before)
                 if now <= half:
                     continue
                 lead = f"{math.expm1(now):.1%} ahead of the {_shown(better.role)}"
                 if before <= 0:
                     new.append(f"the {_shown(worse.role)} is now {lead}")
-                elif now - before > math.hypot(half, of_before):
+                elif now - before > math.hypot(half, half_before):
                     new.append(
                         f"the {_shown(worse.role)} is now {lead}, and was {math.expm1(before):.1%} ahead before"
                     )
@@ -172,13 +170,13 @@ class Recheck:
     def _lead(
         self, ahead: Sequence[Measurement], behind: Sequence[Measurement]
     ) -> tuple[float, float]:
-        """ln of the speed of some runs over that of others, and half its 95% interval."""
+        """ln(speed of `ahead` / speed of `behind`), and the half-width of its 95% interval."""
         half = self.noise.half_width(2 / (1 / len(ahead) + 1 / len(behind)))
         return float(np.mean(_logs(ahead)) - np.mean(_logs(behind))), half
 
     @property
     def order(self) -> str:
-        """Whether the order of then still holds, in a sentence."""
+        """Whether the ranking still holds, in a sentence."""
         new, old = self._leads
         if new:
             return "the ranking has changed: " + "; ".join(new)
@@ -197,7 +195,7 @@ class Recheck:
 
     @property
     def versions(self) -> list[tuple[str, str, str]]:
-        """What differs between then and now: name, then, now."""
+        """Versions and settings that differ: (name, before, now)."""
         before = _last_known(chain.from_iterable(c.before for c in self.configs))
         now = _last_known(chain.from_iterable(c.now for c in self.configs))
         known = [*before, *now]
@@ -205,8 +203,7 @@ class Recheck:
 
     @property
     def busy(self) -> float:
-        """The share of the steps of now that processes of others took, of the run that lost
-        most."""
+        """Largest share of a step that other processes took in a run of the recheck, 0 to 1."""
         shares = [0.0]
         for evidence in (m.evidence for c in self.configs for m in c.now):
             if evidence:
@@ -220,28 +217,28 @@ class Recheck:
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """The result in a sentence."""
         failed = [
             f"the {_shown(c.role)} now fails ({c.failure})" for c in self.configs if c.failure
         ]
-        found = self.change
-        if found is None:
+        change = self.change
+        if change is None:
             return (
                 "; ".join(failed)
                 or "nothing could be compared, because no config was measured both before and now"
             )
-        middle, low, high = found
+        middle, low, high = change
         way = "slower" if middle < 0 else "faster"
         ends = sorted((abs(low), abs(high)))
-        between = f"{abs(middle):.1%} {way} than before (95% CI {ends[0]:.1%} to {ends[1]:.1%})"
+        speed = f"{abs(middle):.1%} {way} than before (95% CI {ends[0]:.1%} to {ends[1]:.1%})"
         if low <= 0 <= high:
-            between = f"as fast as before ({number_of(sum(len(c.now) for c in self.configs), 'run')}; 95% CI of the change {low:+.1%} to {high:+.1%})"
-        told = [f"{self.name} is {between}", *failed]
+            speed = f"as fast as before ({number_of(sum(len(c.now) for c in self.configs), 'run')}; 95% CI of the change {low:+.1%} to {high:+.1%})"
+        clauses = [f"{self.name} is {speed}", *failed]
         if self.busy >= BUSY:
-            told.append(
+            clauses.append(
                 f"{'inconclusive: ' if self.is_inconclusive else ''}other processes took up to {self.busy:.0%} of a step; recheck on an idle machine"
             )
-        return "; ".join(told)
+        return "; ".join(clauses)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -256,21 +253,21 @@ class Recheck:
             "order": self.order,
             "busy": self.busy,
             "versions": [
-                {"name": name, "before": then, "now": now} for name, then, now in self.versions
+                {"name": name, "before": before, "now": now} for name, before, now in self.versions
             ],
             "configs": [self._row(c) for c in self.configs],
         }
 
-    def _row(self, one: Rechecked) -> dict[str, Any]:
+    def _row(self, rechecked: Rechecked) -> dict[str, Any]:
         return {
-            "role": one.role,
-            "config": one.config.to_dict(),
-            "label": config_label(one.config),
-            "before_tokens_per_s": _speed(one.before),
-            "now_tokens_per_s": _speed(one.now),
-            **_ends(None if one.change is None else self._change_of([one])),
-            "runs": len(one.now),
-            "failure": one.failure.to_dict() if one.failure else None,
+            "role": rechecked.role,
+            "config": rechecked.config.to_dict(),
+            "label": config_label(rechecked.config),
+            "before_tokens_per_s": _speed(rechecked.before),
+            "now_tokens_per_s": _speed(rechecked.now),
+            **_ends(None if rechecked.change is None else self._change_of([rechecked])),
+            "runs": len(rechecked.now),
+            "failure": rechecked.failure.to_dict() if rechecked.failure else None,
         }
 
 
@@ -285,8 +282,8 @@ def _shown(role: str) -> str:
 def chosen(
     trials: Sequence[Trial], ranked: Sequence[ParallelConfig], default: ParallelConfig | None
 ) -> tuple[Rechecked, ...]:
-    """Winner, runner-up and baseline of a study, with what was measured of them; `ranked`: best
-    first. Raises `NotFoundError` for a study that has measured none."""
+    """The winner, runner-up and baseline of a study, with their runs in it. `ranked`: configs, best
+    first. Raises `NotFoundError` if none of them was measured."""
     wanted = list(
         dict.fromkeys(
             [
@@ -296,22 +293,22 @@ def chosen(
             ]
         )
     )
-    found = []
+    rechecked = []
     for config in wanted[:MOST_CONFIGS]:
-        seen = tuple(
+        runs = tuple(
             t.measured
             for t in trials
             if t.config == config and t.measured is not None and t.stands_for is None
         )
-        if seen:
-            found.append(
-                Rechecked(role=_role(config, wanted[0], default), config=config, before=seen)
+        if runs:
+            rechecked.append(
+                Rechecked(role=_role(config, wanted[0], default), config=config, before=runs)
             )
-    if not found:
+    if not rechecked:
         raise NotFoundError(
             "the study has no measured config to re-measure", remedy="tune the study first"
         )
-    return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
+    return tuple(sorted(rechecked, key=lambda c: ROLES.index(c.role)))
 
 
 def _role(config: ParallelConfig, winner: ParallelConfig, default: ParallelConfig | None) -> str:
@@ -329,20 +326,21 @@ def run_recheck(
     rounds: int = ROUNDS,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Rechecked, ...]:
-    """Measures them in turn, each `rounds` times; every second round backwards, so that a machine
-    that drifts does not favor one."""
-    found = list(configs)
+    """Measure each config once per round and return the configs with these runs. Every second round
+    is in reverse order, so that drift of the machine favors no config. A config that failed is not
+    measured again."""
+    results = list(configs)
     for turn in range(rounds):
-        order = list(range(len(found))) if turn % 2 == 0 else list(reversed(range(len(found))))
-        for at in order:
-            one = found[at]
+        order = list(range(len(results))) if turn % 2 == 0 else list(reversed(range(len(results))))
+        for index in order:
+            one = results[index]
             if one.failure is not None:
                 continue
             say(f"round {turn + 1} of {rounds}: {_shown(one.role)}, {config_label(one.config)}")
-            end = _run(_request(study, study_id, one.config, turn * len(found) + at), runner)
-            seen = () if end.measurement is None or end.failure is not None else (end.measurement,)
-            found[at] = replace(one, now=(*one.now, *seen), failure=end.failure)
-    return tuple(found)
+            end = _run(_request(study, study_id, one.config, turn * len(results) + index), runner)
+            runs = () if end.measurement is None or end.failure is not None else (end.measurement,)
+            results[index] = replace(one, now=(*one.now, *runs), failure=end.failure)
+    return tuple(results)
 
 
 def _request(study: Study, study_id: str, config: ParallelConfig, number: int) -> TrialRequest:
@@ -372,14 +370,14 @@ def _run(request: TrialRequest, runner: TrialRunner) -> AttemptEnded:
 
 
 def proposal(spec: Mapping[str, Any], found: Recheck) -> dict[str, Any]:
-    """A new study begun from the old one: its spec, with what was the best to be tried first."""
+    """The spec of a new study: the old one's, with its best configs enqueued first."""
     first = [c.config.to_dict() for c in found.configs if c.role != "default" and c.failure is None]
     known = [config for config in spec.get("enqueue", ()) if config not in first]
     return {**spec, "name": f"{spec.get('name', found.name)}-again", "enqueue": [*first, *known]}
 
 
 def markdown(found: Recheck) -> str:
-    """A summary, as a job of somebody's CI shows it."""
+    """The result as Markdown, for the summary of a CI job."""
     return "\n".join(_markdown(found)) + "\n"
 
 
@@ -408,7 +406,7 @@ def _markdown(found: Recheck) -> Iterator[str]:
 
 
 def junit(found: Recheck) -> str:
-    """The same as a JUnit file: a test for each config, and one for all."""
+    """The result as JUnit XML: one test per config, and one for the slowdown of all."""
     from xml.sax.saxutils import escape, quoteattr
 
     rows = found.to_dict()["configs"]
@@ -435,6 +433,7 @@ def junit(found: Recheck) -> str:
 
 
 def _logs(runs: Sequence[Measurement]) -> Any:
+    """ln tokens/s of each run, shape (runs,)."""
     return np.log([m.median_tokens_per_s for m in runs])
 
 
@@ -443,12 +442,12 @@ def _speed(runs: Sequence[Measurement]) -> float | None:
 
 
 def _last_known(runs: Iterable[Measurement]) -> list[Measurement]:
-    """The last run that knows its versions; empty without one."""
-    return [seen for seen in runs if seen.versions][-1:]
+    """The last run with recorded versions, in a list; empty if there is none."""
+    return [run for run in runs if run.versions][-1:]
 
 
 SLOWER = 0.03
-"""relative slowdown that is spoken of where none was named"""
+"""default of `max_slowdown`, relative"""
 
 
 def recheck_study(
@@ -460,11 +459,12 @@ def recheck_study(
     say: Callable[[str], None] = lambda _: None,
     runner: TrialRunner | None = None,
 ) -> tuple[StudyRecord, Recheck]:
-    """Runs it. `runner`: the study's own where that was passed as an object. Raises `NotFoundError`
-    for a study without a measured config, `SpecError` for one whose trials stand for others, and
-    `RunnerError` for what cannot run here."""
-    found = result_of(store, asked)
-    record = found.record
+    """Recheck the stored study `asked` and add a note with the result to it. `runner`: the study's
+    runner, if it was passed to `tune` as an object. Raises `NotFoundError` for a study without a
+    measured config, `SpecError` for one whose trials are proxies of a target's configs, and
+    `RunnerError` if it cannot run here."""
+    studied = result_of(store, asked)
+    record = studied.record
     if record.study.at_hand is not None:
         raise SpecError(
             f"the trials of {record.study.name} represent configs of its target, so those configs were not measured directly",
@@ -472,26 +472,27 @@ def recheck_study(
             field="STUDY",
         )
     configs = chosen(
-        found.trials, _ranked(found), found.baseline.config if found.baseline else None
+        studied.trials, _ranked(studied), studied.baseline.config if studied.baseline else None
     )
     with closing(make_runner_of(assemble(record.study, store), runner)) as opened:
-        seen = run_recheck(record.study, record.id, opened, configs, rounds=rounds, say=say)
+        configs = run_recheck(record.study, record.id, opened, configs, rounds=rounds, say=say)
     result = Recheck(
         name=record.study.name,
-        configs=seen,
+        configs=configs,
         max_slowdown=SLOWER if max_slowdown is None else max_slowdown,
     )
-    with suppress(StoreError):  # the answer is worth more than its note
+    with suppress(StoreError):  # the result is returned even if its note cannot be stored
         store.annotations.add_note(record.id, f"recheck: {result.verdict}; {result.order}")
     return record, result
 
 
-def _ranked(found: Result) -> list[ParallelConfig]:
-    """Its configs, best first."""
-    best = [found.best.config] if found.best else []
-    confirmed = [trial.config for trial in found.confirmed]
+def _ranked(result: Result) -> list[ParallelConfig]:
+    """The study's configs, best first: the winner, those re-measured in finals, then the others by
+    reward."""
+    best = [result.best.config] if result.best else []
+    confirmed = [trial.config for trial in result.confirmed]
     others = [
         trial.config
-        for trial in sorted((t for t in found.measured if t.reward), key=reward.by_reward)
+        for trial in sorted((t for t in result.measured if t.reward), key=reward.by_reward)
     ]
     return list(dict.fromkeys([*best, *confirmed, *others]))

@@ -1,7 +1,6 @@
-"""Losses of fp32 trials, measured once and stored for every later study of the same model, data and
-seed.
+"""Losses of fp32 trials, stored for later studies of the same model, data and seed.
 
-A curve is stored under all that decides which numbers are computed: model, data, seed, sequence
+The key of a curve contains everything that determines the losses: model, data, seed, sequence
 length, global batch, optimizer, trainer with its options (e.g. the learning rate) and warm-up
 steps. Simulated losses are never used for real trials.
 """
@@ -22,18 +21,18 @@ SHIPPED = "the bundled text"
 
 
 def known_losses(assembly: Assembly, store: ReferenceLossStore) -> dict[int, tuple[float, ...]]:
-    """Losses by tokens per step, for the global batches at which they are needed and an earlier
-    study measured them for as many steps."""
-    study, found = assembly.study, dict[int, tuple[float, ...]]()
+    """Stored fp32 losses by tokens per step, for the global batches that need a reference and have
+    enough stored steps."""
+    study, by_tokens = assembly.study, dict[int, tuple[float, ...]]()
     for batch in assembly.references:
         losses = store.reference_losses(study.workload.model.name, _data(study, batch), study.seed)
         if losses and len(losses) >= whole(study.measure).max_steps:
-            found[batch * study.workload.seq_len] = losses
-    return found
+            by_tokens[batch * study.workload.seq_len] = losses
+    return by_tokens
 
 
 def keep_losses(assembly: Assembly, store: ReferenceLossStore, trials: Iterable[Trial]) -> None:
-    """Keeps the losses of this study's reference trials."""
+    """Store the losses of this study's reference trials."""
     study = assembly.study
     for trial in trials:
         if trial.purpose is TrialPurpose.REFERENCE and trial.is_measured:
@@ -43,10 +42,11 @@ def keep_losses(assembly: Assembly, store: ReferenceLossStore, trials: Iterable[
 
 
 def _data(study: Study, batch: int) -> str:
+    """The part of the key besides model name and seed."""
     name = study.data or SHIPPED
     size = Path(name).stat().st_size if study.data and Path(name).is_file() else 0
     workload, made_up = study.workload, "simulated, " if study.runner == SIMULATED else ""
-    # two models may have one name
+    # different models may have the same name
     digest = identity([workload.to_dict()["model"], dict(study.trainer_options)])[:12]
     return (
         f"{made_up}{name} of {size} bytes, {batch} x {workload.seq_len}, {workload.optimizer}, {study.trainer}, "

@@ -1,6 +1,6 @@
 """Running studies: in the foreground, or claimed from the store by a service.
 
-A study that was interrupted, or whose controller died, is continued from what the store holds.
+A study that was interrupted, or whose controller died, is continued from the trials in the store.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ WANTED = {
     "stop": (Wanted.STOP, "stopping: running trials finish"),
     "cancel": (Wanted.CANCEL, "cancelling: running trials are killed"),
 }
-"""What each action asks for, and the message of the study until its controller has heard it."""
+"""What each action requests, and the study's message until its controller has read the request."""
 SETTLE_S = 10.0
-"""time that a controller which comes to rest gets to leave the study, s"""
+"""how long to wait for the controller of a paused study to release its lease, s"""
 AWAY_S, LOOK_S = 3600.0, 10.0
-"""how long a study that ran before waits for nodes that are away, and the time between two looks,
-s"""
+"""how long a continued study waits for unavailable nodes, and the interval of its checks, s"""
 
 
 def submit_study(
@@ -75,15 +74,14 @@ def submit_study(
     runner: TrialRunner | None = None,
     assembly: Assembly | None = None,
 ) -> StudyRecord:
-    """Checks that the study can be run at all (space, searcher, guesses, memory, runner:
-    `InfeasibleError`, `ConfigError`, `RunnerError`) and keeps it as QUEUED.
+    """Check that the study can be run (space, searcher, enqueued configs, memory, runner) and store
+    it as QUEUED. Raises `InfeasibleError`, `ConfigError` or `RunnerError` if it cannot.
 
-    `searcher`: what makes the study's searcher, where that is registered under no name. `here`:
-    this machine is going to run it, so what it cannot run is refused too; otherwise the machine
-    that runs it is asked when the study starts. `runner`: the study's, where it is passed as an
-    object; it is asked nothing. `assembly`: the study worked out, where it is already. `join`: a
-    study of the same spec that has not ended is returned instead
-    (`autotune.ports.StudyWriter.submit`).
+    `searcher`: factory of a searcher that is not registered by name. `here`: this machine will run
+    the study, so also check what it can run; otherwise that is checked when the study starts.
+    `runner`: the study's runner, if it is passed as an object; then no runner is checked.
+    `assembly`: the study's assembly, if it exists already. `join`: return an unfinished study of
+    the same spec instead, if there is one (`autotune.ports.StudyWriter.submit`).
     """
     assembly = assembly or assemble(study, store)
     assembly.check_fit()
@@ -111,26 +109,25 @@ def run_study(
     about: Mapping[str, Any] | None = None,
     assembly: Assembly | None = None,
 ) -> Result:
-    """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so.
-    For `tune` and the supervisor.
+    """Claim a submitted study, run it until it ends, pauses or `interrupted()` is true, and return
+    its result. Used by `tune` and the supervisor.
 
-    `left_s()`: seconds until the job that this process runs in ends, None: no end is known;
-    `goes_on`: whether that job then begins again, so that the study pauses instead of naming a
-    winner before. `leave`: when interrupted it is not PAUSED but keeps its status, for the next
-    controller. `searcher`: what makes the study's searcher, where that is registered under no name;
-    it must be the one that the study was submitted with. `runner`: likewise the study's runner,
-    which is closed at the end. `about`: plain values that the study's result holds beside what is
-    found, such as the job that runs it. `assembly`: the study worked out just now, as for
-    `submit_study`.
+    `left_s()`: seconds until the job of this process ends; None if unknown. `goes_on`: the job is
+    restarted after its end, so the study pauses instead of deciding on a winner before it. `leave`:
+    an interrupted study keeps its status for the next controller, instead of becoming PAUSED.
+    `searcher`: factory of a searcher that is not registered by name, the same one with which the
+    study was submitted. `runner`: the same for a runner passed as an object, which is closed at the
+    end. `about`: plain values that are stored with the study's result, such as the job that runs
+    it. `assembly`: as for `submit_study`.
 
-    A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds
-    it and `StoreError` when the store stays away; both leave the study as it is for the next
-    controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
-    once its cause is gone (the operating system failed, the runner failed after something had been
-    measured, the study's searcher or runner is not here, a callback raised), and is raised too; a
-    runner that fails once `interrupted()` says so is part of the interruption, and so is one that
-    the end of its job takes away. A study that people want to pause or cancel is not run: it comes
-    to rest.
+    A study that has ended is not run; its result is returned. One for which a pause or cancellation
+    is requested gets that status without being run. Raises `ConflictError` if a live controller
+    holds the study, and `StoreError` if the store stays unavailable; both leave the study unchanged
+    for the next controller. After any other error, which is raised again, the study is PAUSED if it
+    can continue once the cause is fixed (an error of the operating system, out of memory, a callback
+    that raised, a missing searcher or runner, a runner that failed after a measurement), else
+    FAILED. A runner error while `interrupted()` is true, or because the job is ending, counts as
+    part of the interruption and is not raised.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
@@ -164,11 +161,12 @@ def run_study(
 
 
 def _come_to_rest(lease: StudyLease, error: Exception, why: bool | str, *, leave: bool) -> bool:
-    """Gives the study the status and message that the error leaves it with; whether the error is
-    part of an interruption, for which `why` stands, and so none of the study's."""
+    """Store the study's status and message after an error. Returns whether the error is part of an
+    interruption, so that it need not be raised. `why`: reason of an interruption, or whether there
+    was one."""
     message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
     if isinstance(error, RunnerError) and why:
-        # who ends a job signals all of its processes, Ray's too
+        # a scheduler that ends a job signals all of its processes, Ray's too
         message = (
             f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended too: {message}"
         )
@@ -192,8 +190,8 @@ def _come_to_rest(lease: StudyLease, error: Exception, why: bool | str, *, leave
 
 
 def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -> None:
-    """Raises `ConflictError` when the searcher that was passed is not the study's: it would replay
-    another's trials."""
+    """Raise `ConflictError` if the searcher that was passed is not the study's, because it would
+    replay the trials of a different searcher."""
     if factory is not None and searcher_name(factory) != record.study.searcher:
         raise ConflictError(
             f"study {record.id} searches with {record.study.searcher!r}, but {searcher_name(factory)!r} was passed",
@@ -203,11 +201,11 @@ def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -
 
 
 def act(store: LeasedStore, study_id: str, action: str) -> StudyRecord:
-    """Writes what people want of a study: pause, resume, stop or cancel. Raises `ConflictError`
-    when it has ended or was asked to end before.
+    """Request an action on a study (pause, resume, stop or cancel) and return its record. Raises
+    `ConflictError` if the study has ended, or its end was requested before.
 
-    The controller of the study hears it and changes the status when it has obeyed. The status of a
-    study that nobody runs changes at once.
+    A running controller reads the request, carries it out, and then changes the status. The status
+    of a study without a controller changes at once.
     """
     if action not in WANTED:
         raise ValueError(f"an action must be one of {', '.join(ACTIONS)}, but is {action!r}")
@@ -218,8 +216,8 @@ def act(store: LeasedStore, study_id: str, action: str) -> StudyRecord:
     while not record.status.is_terminal:
         if store.is_held(record.id):
             if record.status is not StudyStatus.PAUSED or time.monotonic() > deadline:
-                return record  # its controller hears it
-            time.sleep(0.02)  # it has come to rest and is about to leave
+                return record  # its controller will read the request
+            time.sleep(0.02)  # the controller has paused and is about to release the lease
         else:
             with contextlib.suppress(ConflictError):  # a controller has just claimed it
                 return _settled(store, record)
@@ -228,7 +226,7 @@ def act(store: LeasedStore, study_id: str, action: str) -> StudyRecord:
 
 
 def _settled(store: LeasedStore, record: StudyRecord) -> StudyRecord:
-    """The study with the status that follows from what people want, when nobody runs it."""
+    """Set the requested status of a study without a controller, and return its record."""
     move = partial(store.set_status, record.id, expect=[record.status], wanted=record.wanted)
     match record.wanted:
         case Wanted.PAUSE:
@@ -257,8 +255,7 @@ def _settled(store: LeasedStore, record: StudyRecord) -> StudyRecord:
 
 
 def _rests_as_wanted(lease: StudyLease) -> bool:
-    """Brings a study to rest that people want to pause or cancel, before anything is started for
-    it; whether it rests."""
+    """Pause or cancel the study if that is requested. Returns whether it was."""
     record = lease.record()
     if record.wanted is Wanted.CANCEL:
         lease.move(StudyStatus.CANCELLED, CANCELLED_ON_REQUEST)
@@ -276,9 +273,9 @@ def _runner_in_time(
     *,
     waits: bool,
 ) -> TrialRunner | None:
-    """The study's runner. `waits`: on a cluster that has become too small it is tried again until
-    its nodes are back, as after a restart of Ray's head; None when that was interrupted, or people
-    want the study to rest."""
+    """The study's runner. `waits`: if the cluster is too small at the moment, for example after a
+    restart of Ray's head, wait up to `AWAY_S` for its nodes. Returns None if the wait was
+    interrupted, or a pause or cancellation was requested."""
     end_s = time.monotonic() + (AWAY_S if waits else 0.0)
     while True:
         try:
@@ -311,8 +308,8 @@ def _run(
     about: Mapping[str, Any] | None,
     given: Assembly | None,
 ) -> None:
-    """Brings a claimed study to rest: announces it, gets its runner, calibrates, and runs the
-    loop."""
+    """Run a claimed study until it ends or pauses: make its runner, calibrate if needed, check an
+    unknown program, and run the loop."""
     record = lease.record()
     assembly = (
         given
@@ -322,8 +319,8 @@ def _run(
     assembly.check_fit()
     _announce(record, store, tell)
     past = lease.told_in_order()
-    # The runner comes before a calibration, which shares its connection to Ray: of a process that
-    # connects a second time Ray shows no metrics any more.
+    # The runner is made before the calibration, which shares its connection to Ray: after a second
+    # connection of the same process, Ray no longer shows its metrics.
     waits = leave and record.started_at is not None
     runner = _runner_in_time(assembly, passed, lease, tell, lambda: bool(stop()), waits=waits)
     if runner is None:
@@ -368,7 +365,8 @@ def _run(
 
 
 def _announce(record: StudyRecord, store: Store, tell: OnEvent) -> None:
-    """Tells what a study does with parts of its spec; its history keeps it once."""
+    """Report secrets, skipped configs and filled-in knobs of the spec. Skipped and filled-in ones
+    are stored in the history when the study first starts."""
     study, is_new = record.study, record.started_at is None
     if secrets := secrets_note(study):
         tell(Notice(message=secrets))
@@ -379,12 +377,12 @@ def _announce(record: StudyRecord, store: Store, tell: OnEvent) -> None:
     if not study.filled_in:
         return
     configs = f"{len(study.filled_in)} config{'s' if len(study.filled_in) > 1 else ''}"
-    told = f"enqueue: filled in missing knobs of {configs}, e.g. {study.filled_in[0]}"
-    tell(Notice(message=told))
+    message = f"enqueue: filled in missing knobs of {configs}, e.g. {study.filled_in[0]}"
+    tell(Notice(message=message))
     if is_new:
         guesses = list(study.filled_in)
         store.record_event(
-            record.id, EventKind.GUESS_FILLED_IN, {"message": told, "guesses": guesses}
+            record.id, EventKind.GUESS_FILLED_IN, {"message": message, "guesses": guesses}
         )
 
 
@@ -395,7 +393,8 @@ def _calibrate(
     tell: OnEvent,
     stop: Callable[[], bool | str],
 ) -> bool:
-    """Measures this machine for the cost model; False where that was interrupted."""
+    """Calibrate the cost model for this cluster and note that in the history. Returns False if it
+    failed or was interrupted."""
 
     def interrupted() -> bool:
         lease.come_round()
@@ -416,17 +415,16 @@ def _outliers(
     tell: OnEvent,
     past: Sequence[Trial],
 ) -> Outliers:
-    """What watches for nodes and GPUs that are slower than the others, with what is known of
-    them."""
+    """The study's detector of slow nodes and GPUs, fed with stored outliers and past trials."""
     here = assembly.runs_here
-    found = Outliers(
+    outliers = Outliers(
         here.study,
         here.space,
         runner,
         tell,
         keep=lambda text: store.record_event(record.id, EventKind.OUTLIER, {"message": text}),
     )
-    found.judge(known_outliers(store, record.study.workload.cluster.gpu.name))
+    outliers.judge(known_outliers(store, record.study.workload.cluster.gpu.name))
     for trial in past:
-        found.see(trial)
-    return found
+        outliers.see(trial)
+    return outliers

@@ -1,16 +1,16 @@
-"""What the proxies of a study with a target show: how the target's configs rank, as plain values
-that the store keeps with the study's result.
+"""The ranking of a target's configs from the proxies of a study, as plain values that are stored with
+the study's result.
 
 target
-    cluster, num_gpus       the target's            at_hand, num_gpus_at_hand     the cluster that ran the proxies
+    cluster, num_gpus       of the target           at_hand, num_gpus_at_hand     of the cluster that ran the proxies
     times                   num_gpus / num_gpus_at_hand
-    proxies                 proxies that were measured
-    configs                 the best, with the interval of their step time and tokens/s (90%), the chance that their sends stall and the step then, the
-                            proxies that ran for them, and the constants of the cost model that no proxy tells (`blind`)
+    proxies                 number of measured proxies
+    configs                 the best configs: step time and tokens/s with 90% intervals, the probability that their sends stall and the step time in that case,
+                            the proxies that ran for them, and the constants of the cost model that no proxy determines (`blind`)
     gain_of_a_real_trial    expected relative gain of one trial on the target
-    statement               how far the first pick may be behind the best (`within`), with which `confidence`, and how many `replays` of published sweeps that
-                            rests on (`autotune.search.first_pick`); null where nothing can be said: then `no_statement` says why
-    without_proxy           configs that may win and have no proxy here, counted by reason
+    statement               how far the first pick may be behind the best (`within`), the `confidence`, and the number of `replays` of published sweeps on which
+                            that is based (`autotune.search.first_pick`); null if there is no statement, for the reason in `no_statement`
+    without_proxy           number of configs that may win but have no proxy here, by reason
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from autotune.search.target_searcher import Standing, TargetSearcher
 
 SHOWN = 10
-"""configs that are kept with the study"""
+"""maximum number of configs that are stored"""
 
 
 @final
 class TargetFindings:
-    """What is known of the target by now; worked out again when a proxy has ended."""
+    """Returns the findings about the target; recomputes them when the searcher's standing changed."""
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
-        self._of: Standing | None = None
+        self._standing: Standing | None = None
         self._document: dict[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
@@ -45,8 +45,8 @@ class TargetFindings:
         from autotune.search.target_searcher import TargetSearcher
 
         searcher = self._searcher
-        if isinstance(searcher, TargetSearcher) and self._of is not searcher.standing:
-            self._of, self._document = searcher.standing, {"target": _document(searcher)}
+        if isinstance(searcher, TargetSearcher) and self._standing is not searcher.standing:
+            self._standing, self._document = searcher.standing, {"target": _document(searcher)}
         return self._document
 
 
@@ -58,7 +58,7 @@ def _document(searcher: TargetSearcher) -> dict[str, Any]:
     shown = standing.order[:SHOWN]
     sigma = searcher.sigma_of(shown)
     measured = [trial for _, trial in searcher.trials if trial.is_measured]
-    said = statement(
+    outlook = statement(
         standing.shortfall, with_proxies=bool(measured), stall_probability=float(standing.stall_probability[shown[0]]), times=times
     )  # fmt: skip
     return {
@@ -70,13 +70,14 @@ def _document(searcher: TargetSearcher) -> dict[str, Any]:
         "proxies": len(measured),
         "configs": [_row(searcher, k + 1, int(i), float(sigma[k])) for k, i in enumerate(shown)],
         "gain_of_a_real_trial": standing.real_gain,
-        "statement": None if isinstance(said, str) else said.to_dict(),
-        "no_statement": said if isinstance(said, str) else "",
+        "statement": None if isinstance(outlook, str) else outlook.to_dict(),
+        "no_statement": outlook if isinstance(outlook, str) else "",
         "without_proxy": dict(searcher.without_proxy),
     }
 
 
 def _row(searcher: TargetSearcher, rank: int, index: int, sigma: float) -> dict[str, Any]:
+    """One config. `sigma`: standard deviation of ln step time."""
     standing, config, proxy = searcher.standing, searcher.space[index], searcher.proxy_at(index)
     tokens_per_s = math.exp(float(standing.log_tokens_per_s[index]))
     tokens = config.global_batch_size * searcher.space.workload.seq_len

@@ -1,5 +1,5 @@
-"""The second config of a check: one that differs from the first in as many knobs as can be seen to
-act, so that a knob without effect shows."""
+"""Chooses the second config of a check: one that differs from the first in as many observable knobs as
+possible, to detect knobs without effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.spec import ParallelConfig
 from autotune.study.assembly import Assembly
 
 MOST = 4000
-"""configs of a large space that are looked at, evenly spread"""
+"""maximum number of configs examined, evenly spaced in a large space"""
 SHOWN = (
     "micro_batch_size",
     "accumulation_steps",
@@ -18,27 +18,29 @@ SHOWN = (
     "compile",
     "zero_stage",
 )
-"""knobs whose effect the probe can see"""
+"""knobs whose effect the probe can observe"""
 
 
 def contrast_of(
     assembly: Assembly, first: ParallelConfig, capacity: float
 ) -> ParallelConfig | None:
-    """A config that can be run where the first one can; None where the space has no other."""
+    """The best second config with at most `capacity` ranks and at most as many as the first has; None
+    if there is none."""
     space = assembly.space
     stride = max(1, len(space) // MOST)
-    others = (space[place] for place in range(0, len(space), stride))
+    others = (space[index] for index in range(0, len(space), stride))
     fitting = [
         c for c in others if c != first and c.world_size <= min(capacity, max(first.world_size, 1))
     ]
-    fitting.sort(key=lambda config: _worth(config, first))
+    fitting.sort(key=lambda config: _preference(config, first))
     return next((config for config in islice(fitting, 100) if not assembly.refuse(config)), None)
 
 
-def _worth(config: ParallelConfig, first: ParallelConfig) -> tuple[int, ...]:
-    """One that is not compiled first, because that takes minutes; then most knobs that can be seen;
-    of equals, those of the first config's size, which need no more memory, and few tokens."""
-    seen = sum(config.value(name) != first.value(name) for name in SHOWN)
+def _preference(config: ParallelConfig, first: ParallelConfig) -> tuple[int, ...]:
+    """Sort key, smallest first: configs without compilation, which takes minutes; then the most
+    observable differences; then the same number of ranks as the first config, no larger
+    micro-batch, and few tokens per step."""
+    differences = sum(config.value(name) != first.value(name) for name in SHOWN)
     compiles = config.compile and not first.compile
     doubles = (
         config.accumulation_steps >= 2 * first.accumulation_steps
@@ -46,7 +48,7 @@ def _worth(config: ParallelConfig, first: ParallelConfig) -> tuple[int, ...]:
     )
     return (
         int(compiles),
-        -seen - doubles,
+        -differences - doubles,
         abs(config.world_size - first.world_size),
         int(config.micro_batch_size > first.micro_batch_size),
         config.global_batch_size,

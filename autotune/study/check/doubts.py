@@ -1,11 +1,11 @@
-"""Doubts about a log that was understood: figures in it that do not agree with the spec, or with
-the clock.
+"""Finds values in a log that disagree with the spec or with the clock.
 
-    tokens     rate x step time, as the log prints them, against seq_len x global_batch_size: an option that accumulates was missed, say
-    times      the times in the log against when its numbered steps arrive: milliseconds taken for seconds, a timer that leaves out loading data
+    tokens     rate x step time in the log, compared with seq_len x global_batch_size: differs for example if an accumulation option was missed
+    times      times in the log, compared with the arrival of its numbered steps: differ for example if milliseconds were read as seconds, or the timer leaves
+               out data loading
 
-Only plain disagreement counts: small windows, padding and other ranks' rates make figures differ
-that are right.
+Only large disagreement counts, because short averages, padding and rates of single ranks also cause
+differences.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autotune.spec.texts.as_text import format_duration, number_of
 from autotune.trainers.logs.printed_rates import PrintedRate, printed_rate
 
 TOKENS_RATIO = 1.3
-"""figures of one step that differ by less agree"""
+"""tokens of a step whose ratio is smaller agree"""
 CLOCK_STEPS = 4
-"""times in a row that only grow, by about the same each, which are a clock"""
+"""minimum number of times, growing at a constant pace, that are recognized as a clock"""
 CLOCK = "the time pattern reads a clock (time since the start), not a step time. Remove the pattern from trainer.metrics, so that steps are timed by the arrival of their lines"
 TIMES_RATIO, TIMES_S = 2.0, 0.5
-"""times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few
-times a second"""
+"""times agree if their ratio is smaller, or their difference over all steps is less than these
+seconds, because lines are polled only a few times a second"""
 
 
 def doubts_of(
@@ -36,8 +36,8 @@ def doubts_of(
     arrivals: Sequence[tuple[float, int]],
     time_from: str,
 ) -> Iterator[str]:
-    """In words, each with what to do. `lines`: those of which something was read; `arrivals`:
-    (when, number) of steps that have a number."""
+    """Messages about disagreements, each with a remedy. `lines`: those from which a value was read;
+    `arrivals`: (time in s, step number) of numbered steps."""
     if len(step_times_s) < 2:
         return
     if time_from == "log" and is_clock(step_times_s):
@@ -50,8 +50,8 @@ def doubts_of(
 
 
 def is_clock(times_s: Sequence[float]) -> bool:
-    """Whether these are times since the start rather than of steps: each is longer than the one
-    before by about as much as the first pace says."""
+    """Whether these are times since the start instead of step times: they grow at a nearly constant
+    pace."""
     gains = [after - before for before, after in pairwise(times_s)]
     if len(gains) < CLOCK_STEPS - 1 or min(gains) <= 0 or times_s[-1] < 2 * times_s[0]:
         return False
@@ -61,8 +61,8 @@ def is_clock(times_s: Sequence[float]) -> bool:
 def covers_the_batch(
     study: Study, config: ParallelConfig, lines: Sequence[str], time_s: float | None
 ) -> bool:
-    """Whether a rate that these lines print says that the time of one of them trains the spec's
-    whole batch."""
+    """Whether a rate printed in these lines shows that the time of one line covers the spec's whole
+    batch."""
     rate = printed_rate(lines)
     return (
         rate is not None
@@ -72,7 +72,7 @@ def covers_the_batch(
 
 
 def _expected(study: Study, config: ParallelConfig, rate: PrintedRate) -> float:
-    """What a step trains by the spec, in the rate's unit and on its ranks."""
+    """Tokens or sequences per step by the spec, in total or per GPU, in the unit of the rate."""
     return (
         config.global_batch_size
         * (study.workload.seq_len if rate.is_tokens else 1)
@@ -86,7 +86,7 @@ def _ratio(study: Study, config: ParallelConfig, rate: PrintedRate, time_s: floa
 
 def _agrees(ratio: float, config: ParallelConfig) -> bool:
     return any(
-        1 / TOKENS_RATIO < ratio * share < TOKENS_RATIO for share in (1, config.world_size)
+        1 / TOKENS_RATIO < ratio * ranks < TOKENS_RATIO for ranks in (1, config.world_size)
     )  # a rank may print its own rate
 
 
@@ -119,18 +119,18 @@ def _of_times(
     if len(arrivals) < 2 or arrivals[-1][1] <= arrivals[0][1]:
         return
     (first_s, first), (last_s, last) = arrivals[0], arrivals[-1]
-    steps, said_s = last - first, mean(step_times_s)
+    steps, logged_s = last - first, mean(step_times_s)
     pace_s = (last_s - first_s) / steps
-    differ_s = abs(pace_s - said_s) * steps
-    if differ_s < TIMES_S or 1 / TIMES_RATIO < pace_s / said_s < TIMES_RATIO:
+    differ_s = abs(pace_s - logged_s) * steps
+    if differ_s < TIMES_S or 1 / TIMES_RATIO < pace_s / logged_s < TIMES_RATIO:
         return
     if is_rate:
         why = "the spec's workload does not match the rate in the log"
-    elif pace_s > said_s:
+    elif pace_s > logged_s:
         why = "the timer may leave out part of the step, such as data loading, or may not wait for the GPU"
     else:
         why = "the time may cover several steps, or be in a different unit"
     yield (
-        f"the log says {format_duration(said_s)} per step, but steps arrive every {format_duration(pace_s)}; {why}. "
+        f"the log says {format_duration(logged_s)} per step, but steps arrive every {format_duration(pace_s)}; {why}. "
         f"Fix {'`workload`' if is_rate else 'the pattern'}, or remove the {'rate' if is_rate else 'time'} pattern from trainer.metrics, so that steps are timed by the arrival of their lines"
     )

@@ -1,7 +1,7 @@
-"""`autotune check`: a study's baseline as a launch, and a few real steps of it.
+"""`autotune check`: shows the launch of a study's baseline, and runs a few real steps of it.
 
-prepare_check    legality, the rendered launch, and what this machine lacks; starts nothing
-run_check        runs the steps on the study's own runner
+prepare_check    validates the study, renders the launch, checks this machine; starts nothing
+run_check        runs the steps on the study's runner
 check_document   both as JSON
 """
 
@@ -31,28 +31,28 @@ from autotune.trainers import Launch
 from autotune.trainers.base.executable import find_executable, python_of, search_path
 
 ANSWER_S = 10.0
-"""how long an interpreter may take to tell its release"""
+"""timeout for asking an interpreter for its version, s"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCheck:
-    """A check that has been worked out and not started yet."""
+    """A check that is ready to be started."""
 
     assembly: Assembly
-    """the study, worked out"""
+    """the assembled study; of a study with a target, its first proxy"""
     config: ParallelConfig
     """the config whose steps are run"""
     why_config: str
-    """why this one: it is the baseline, or the smallest one"""
+    """what the config is: the baseline, or the smallest one"""
     launch: Launch | None
-    """what its first node starts; None for the native trainer"""
+    """the launch of the first node; None for the native trainer"""
     folder: str
     """the folder in which the program runs"""
     program: str
-    """the file that the command starts; empty when this machine does not have it"""
+    """the executable; empty if this machine does not have it"""
     python: str
-    """the Python that runs the program, with its release; empty for programs that are not Python,
-    or not on this machine"""
+    """the Python interpreter of the program, with its version; empty for programs that are not
+    Python, or not on this machine"""
 
     @property
     def study(self) -> Study:
@@ -66,11 +66,11 @@ class PreparedCheck:
 
 
 def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> PreparedCheck:
-    """Works out what the check will run. Raises `InfeasibleError` for an empty space, `SpecError`,
-    and `RunnerError` for what this machine cannot run."""
-    meant = assemble(study, store)
-    meant.check_fit()
-    assembly = meant.runs_here  # of a study with a target, its first proxy
+    """Prepare the check. Raises `InfeasibleError` for an empty space or one that does not fit,
+    `SpecError`, and `RunnerError` if this machine cannot run the study."""
+    of_study = assemble(study, store)
+    of_study.check_fit()
+    assembly = of_study.runs_here  # of a study with a target, its first proxy
     study = assembly.study
     check_here(study, assembly.space)
     config = config_to_check(assembly)
@@ -100,7 +100,7 @@ def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> Prepa
 
 
 def _said_and_seen(found: ProgramCheck) -> dict[str, Any]:
-    """Of one config."""
+    """The comparison of spec and program for one config, as plain JSON values."""
     seen = found.seen
     return {
         "config": config_label(found.config),
@@ -118,13 +118,13 @@ def _said_and_seen(found: ProgramCheck) -> dict[str, Any]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """The variables of a launch, with the programs of its Python first."""
+    """The environment of a launch, with the folder of its Python first in PATH."""
     return {**launch.env, "PATH": search_path(launch.env, launch.programs_folder)}
 
 
 def _described(python: str) -> str:
-    """The interpreter itself, also where `python` only chooses one (pyenv's shims), and its
-    release."""
+    """Path and version of the interpreter, resolved if `python` is a shim (pyenv); `python` itself if
+    it does not answer."""
     if not python:
         return ""
     command = [
@@ -149,7 +149,7 @@ def run_check(
     on_wait: Callable[[str], None] = lambda _: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> ProgramCheck:
-    """Runs the steps. Raises `RunnerError` when nothing can be run."""
+    """Run the steps and return the result. Raises `RunnerError` if nothing can be run."""
     with closing(make_runner_of(prepared.assembly)) as runner:
         return check_program(
             prepared.study,

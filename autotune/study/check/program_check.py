@@ -1,10 +1,10 @@
-"""The check of a program: five real steps of one config on the study's own runner, then of another
-one, and what was understood and seen of them.
+"""Checks a program: runs five real steps of one config on the study's runner, then of another config,
+and collects what was read from the log and observed by the probe.
 
-It is no trial: nothing of it is stored or counted. The program is told the study's own number of
-steps, so that it logs as it will in trials, and is ended after `STEPS` of them; sooner when its
-lines are plainly those of steps and none of them is understood. The second time it is told to take
-`STEPS` and may go on to its own end, so that it is seen what it writes there.
+The check is not a trial: it is neither stored nor counted. The first run gets the study's number of
+steps as an option, so that it logs as in trials, and is ended after `STEPS` steps, or earlier if its
+lines clearly belong to steps but none of them is understood. The second run gets `STEPS` steps as an
+option and may run to its own end, to observe what it writes there.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ from autotune.trainers.logs.formats import stock_reader
 from autotune.trainers.logs.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
 
 STEPS = 5
-"""number of steps, of which the first is warm-up; fewer where a trial of the study is shorter"""
+"""number of steps, the first being warm-up; fewer if a trial of the study is shorter"""
 SPARE = 2
-"""steps beyond those that are measured, of a program that goes on to its own end: the first line of
-a log only starts the clock"""
+"""additional steps of a program that runs to its own end, because the first line of a log only starts
+the clock"""
 KEPT_LINES = 500
-"""lines of the log that are kept: the last ones"""
+"""number of last lines of the log that are kept"""
 PLAIN_STEPS = 5
-"""a program whose log is not understood is ended once proposed patterns read so many steps of it"""
+"""number of steps that proposed patterns must read before a program whose log is not understood is
+ended"""
 FIRST_NODE, MEETING_PORT = "FIRST-NODE", 29500
-"""stand for the address and port at which the nodes of a launch meet; a trial gets the real ones
-when it starts"""
+"""placeholders for the rendezvous address and port of a launch; a trial gets the real ones when it
+starts"""
 POLL_S = 0.2
+"""longest wait for the runner's next event, s"""
 UNREAD_LOOKS = 2
-"""looks in a row after which such a program is ended"""
+"""number of consecutive attempts with such patterns after which the program is ended"""
 LOOK_S = 1.0
-"""seconds between two attempts to find patterns for lines that were not understood"""
+"""interval of attempts to find patterns for lines that were not understood, s"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +62,13 @@ class LogLine:
     """A line of the program's log."""
 
     node: int
-    """number of the node, from 0"""
+    """rank of the node, from 0"""
     text: str
     """the line as it was printed"""
     metrics: Mapping[str, Any]
-    """what was understood, by the field names of `StepMetrics`; empty when nothing was"""
+    """values read from it, by the field names of `StepMetrics`; empty if there are none"""
     counts: str = ""
-    """what it counts, where its form tells: steps, or micro-batches"""
+    """what the line counts, if its format determines that: steps, or micro-batches"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,53 +80,52 @@ class ProgramCheck:
     config: ParallelConfig
     """the config that was run"""
     lines: tuple[LogLine, ...]
-    """the last lines of the log; empty where the runner reports none, as for the native trainer"""
+    """the last lines of the log; empty if the runner reports none, as for the native trainer"""
     step_times_s: tuple[float, ...]
-    """times of the steps that were read, the warm-up step included"""
+    """times of the steps that were read, including the warm-up step, s"""
     losses: tuple[float, ...]
-    """losses of the same steps; nan where the log has none"""
+    """losses of the same steps; nan if the log has none"""
     time_from: str
-    """what the times were taken from: log, rate or arrival; empty when nothing was measured"""
+    """source of the times: probe, log, rate or arrival; empty if nothing was measured"""
     peak_memory_bytes: float | None
-    """the most that any rank used; None when it is not known"""
+    """highest peak memory of any rank; None if unknown"""
     failure: Failure | None
-    """why it failed; None when it did not"""
+    """why the run failed; None if it did not"""
     interrupted: bool
-    """whether a person ended it"""
+    """whether a user ended it"""
     proposal: Mapping[str, str]
-    """patterns that would read the log, where no step was understood and the program did not fail
-    of something else"""
+    """patterns that would read the log; empty if a step was read, or the program failed for another
+    reason"""
     needs_no_patterns: bool
-    """whether the log would be understood without the study's own patterns, which read nothing of
-    it"""
+    """whether the log would be understood without the study's own patterns, which read no step"""
     doubts: tuple[str, ...] = ()
-    """figures of the log that do not agree with the spec or with the clock, each with what to do"""
+    """disagreements of the log with the spec or the clock, each with a remedy"""
     seen: ProgramSeen | None = None
-    """what the probe saw; None where the runner has none"""
+    """what the probe observed; None if the runner has no probe"""
     second: ProgramCheck | None = None
-    """the check of another config, where there is one"""
+    """the check of another config, if there was one"""
     last: ProgramCheck | None = None
-    """the first config to the program's own end, where the second did not get there"""
+    """a run of the first config to the program's own end, if the second config failed"""
 
     @property
     def understood(self) -> tuple[LogLine, ...]:
-        """Lines of which something was read."""
+        """Lines from which a value was read."""
         return tuple(line for line in self.lines if line.metrics)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all metrics that the log was understood to hold."""
+        """Names of all metrics that were read from the log."""
         return tuple(dict.fromkeys(name for line in self.lines for name in line.metrics))
 
     @property
     def rows(self) -> list[Row]:
-        """What the spec says beside what the probe saw."""
+        """Comparison of the spec with what the probe observed; empty without a probe."""
         return rows_of(self.study, self.config, self.seen) if self.seen is not None else []
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """Files that the program wrote or removed outside of the trials' folders, of both
-        configs."""
+        """Files that the program wrote or removed outside the trials' folders, by path, in all
+        runs."""
         files: dict[str, Mapping[str, Any]] = {}
         for run in (self.second, self.last, self.seen):
             if run is not None:
@@ -133,7 +134,7 @@ class ProgramCheck:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Those that were there before, unless the spec wants that."""
+        """Paths of such files that existed before; empty if the spec allows overwriting."""
         return (
             ()
             if self.study.keeps_outputs
@@ -142,32 +143,33 @@ class ProgramCheck:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Where the spec is wrong about the program, each with what to do; of the second config
-        what the first does not show."""
+        """Differences between the spec and the program, each with a remedy. Those of the second
+        config are included if the first does not show them."""
         mine = self.rows
-        found = [row.difference for row in mine if row.difference]
+        differences = [row.difference for row in mine if row.difference]
         known = {row.name for row in mine if row.difference}
         if self.second is not None:
             theirs = self.second.rows
-            found = [*without_effect((self.config, mine), (self.second.config, theirs)), *found]
+            no_effect = without_effect((self.config, mine), (self.second.config, theirs))
+            differences = [*no_effect, *differences]
             label = config_label(self.second.config)
             more = [row for row in theirs if row.difference and row.name not in known]
-            found += [
+            differences += [
                 f"with {label}, {row.difference}"
                 for row in more
-                if not any(t.startswith(f"{row.name} has") for t in found)
+                if not any(t.startswith(f"{row.name} has") for t in differences)
             ]
-        return tuple(found)
+        return tuple(differences)
 
     @property
     def step_time_s(self) -> float | None:
-        """Median of the steps after the first."""
+        """Median time of the steps after the first, s; None with fewer than two."""
         return median(self.step_times_s[1:]) if len(self.step_times_s) > 1 else None
 
     @property
     def is_programs_fault(self) -> bool:
-        """Whether no other config can be expected to do better. A config that runs out of memory,
-        diverges or loses its worker says nothing of others."""
+        """Whether the failure can be expected with any config. Running out of memory, divergence and
+        a lost worker concern one config only."""
         if self.failure is None or self.interrupted:
             return False
         hangs = self.failure.kind is FailureKind.HANG and not self.step_times_s
@@ -188,23 +190,23 @@ def check_program(
     interrupted: Callable[[], bool] = lambda: False,
     second: ParallelConfig | None = None,
 ) -> ProgramCheck:
-    """Runs the steps and returns what came of them; then those of the config `second`, if the
-    program works. `interrupted()` is asked several times a second. Raises `RunnerError` when
-    nothing can be run."""
-    found = _run(request_of(study, config, study_id), study, runner, on_line, on_wait, interrupted)
-    if second is None or found.failure is not None or found.interrupted:
-        return found
+    """Run the steps of one config, then those of `second` if the program works, and return the
+    result. `interrupted()` is polled several times a second. Raises `RunnerError` if nothing can be
+    run."""
+    check = _run(request_of(study, config, study_id), study, runner, on_line, on_wait, interrupted)
+    if second is None or check.failure is not None or check.interrupted:
+        return check
     other = to_its_end(request_of(study, second, study_id), number=1)
-    found = replace(found, second=_run(other, study, runner, lambda _: None, on_wait, interrupted))
-    if found.second is None or found.second.failure is None or found.second.interrupted:
-        return found
-    # for what it writes at its end
+    check = replace(check, second=_run(other, study, runner, lambda _: None, on_wait, interrupted))
+    if check.second is None or check.second.failure is None or check.second.interrupted:
+        return check
+    # to observe what it writes at its end
     again = to_its_end(request_of(study, config, study_id), number=2)
-    return replace(found, last=_run(again, study, runner, lambda _: None, on_wait, interrupted))
+    return replace(check, last=_run(again, study, runner, lambda _: None, on_wait, interrupted))
 
 
 def to_its_end(request: TrialRequest, *, number: int) -> TrialRequest:
-    """The request, with few steps, after which the program may go on to its own end."""
+    """The request with few steps, after which the program may run to its own end."""
     steps = request.measure.warmup_steps + request.measure.max_steps + SPARE
     own = trainer(request.trainer).with_own({}, steps=steps)
     options = {**request.trainer_options, **own}
@@ -237,14 +239,15 @@ def _run(
         elif not (is_cancelled or is_unread) and time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
             unread_looks = unread_looks + 1 if reading.is_plainly_unread else 0
-            if is_unread := unread_looks >= UNREAD_LOOKS:  # the probe may be about to tell
+            # only after several attempts, because the probe may still report steps
+            if is_unread := unread_looks >= UNREAD_LOOKS:
                 reading.stop()
                 runner.cancel(request.id)
     return reading.result(config, end, interrupted=is_cancelled, is_unread=is_unread)
 
 
 def request_of(study: Study, config: ParallelConfig, study_id: str = "check") -> TrialRequest:
-    """The check as a request to a runner. It is attempt 0; those of trials count from 1."""
+    """The check as a request to a runner. Its attempt number is 0; those of trials start at 1."""
     of_trial = study.measure.warmup_steps + study.measure.max_steps
     measured = max(1, min(STEPS, of_trial) - 1)
     return TrialRequest(
@@ -267,8 +270,8 @@ def request_of(study: Study, config: ParallelConfig, study_id: str = "check") ->
 
 
 def launch_of(request: TrialRequest) -> Launch:
-    """The launch of the first node, the same as a trial's. Raises `ExportError` when the trainer
-    cannot express the config."""
+    """The launch of the first node, as in a trial. Raises `ExportError` if the trainer cannot express
+    the config."""
     own = trainer(request.trainer)
     options = own.with_own(request.trainer_options, in_exports=True, seed=request.seed)
     launch = own.launch(request.workload, request.config, own.in_trial(options))
@@ -281,8 +284,8 @@ def launch_of(request: TrialRequest) -> Launch:
 
 
 class _Reading:
-    """Collects what the runner reports, until it has `steps` steps: what a program prints while it
-    is ended, such as torchrun's traceback, is not of interest."""
+    """Collects the runner's events until it has `steps` steps. Later lines are ignored, because a
+    program that is being ended prints tracebacks."""
 
     def __init__(self, study: Study, on_line: Callable[[LogLine], None], *, steps: int) -> None:
         self._study, self._on_line, self._steps = study, on_line, steps
@@ -297,11 +300,11 @@ class _Reading:
         self.end: AttemptEnded | None = None
 
     def stop(self) -> None:
-        """The program is ended: further lines are left out."""
+        """Ignore further lines, because the program is being ended."""
         self._is_stopped = True
 
     def hear(self, event: Any, on_wait: Callable[[str], None]) -> None:
-        """Takes an event of the runner."""
+        """Process an event of the runner."""
         match event:
             case LogRead(node=node, lines=lines) if not self._is_stopped:
                 for line in lines:
@@ -318,28 +321,28 @@ class _Reading:
                 self.end = event
 
     def _losses_of(self, measured: Measurement | None) -> tuple[float, ...]:
-        """As they were reported, or as the measurement assigns them: a line may come before the end
-        of the step that it speaks of."""
-        told = tuple(self._losses)
-        if measured is None or any(map(math.isfinite, told)):
-            return told
+        """The reported losses; if none is finite, those of the measurement, which also assigns lines
+        that were printed before the end of their step."""
+        reported = tuple(self._losses)
+        if measured is None or any(map(math.isfinite, reported)):
+            return reported
         return tuple(measured.losses)[: len(self._times)]
 
     def _read(self, node: int, text: str) -> None:
         if node not in self._readers:
             self._readers[node] = trainer(self._study.trainer).reader(self._study.trainer_options)
-        found = self._readers[node](text)
-        self._is_read = self._is_read or (found is not None and ends_step(found))
-        if found is not None and found.step is not None and ends_step(found):
-            self._arrivals.append((time.monotonic(), found.step))
-        metrics, counts = (_said(found), found.counts) if found is not None else ({}, "")
+        step = self._readers[node](text)
+        self._is_read = self._is_read or (step is not None and ends_step(step))
+        if step is not None and step.step is not None and ends_step(step):
+            self._arrivals.append((time.monotonic(), step.step))
+        metrics, counts = (_values_read(step), step.counts) if step is not None else ({}, "")
         line = LogLine(node=node, text=text, metrics=metrics, counts=counts)
         self._lines.append(line)
         self._on_line(line)
 
     @property
     def is_plainly_unread(self) -> bool:
-        """Whether the lines are plainly those of steps, and none of them was understood."""
+        """Whether the lines clearly belong to steps, but none of them was understood."""
         if self._is_read or self._times or not self._lines:
             return False
         texts = self._texts()
@@ -350,9 +353,9 @@ class _Reading:
     def result(
         self, config: ParallelConfig, end: AttemptEnded, *, interrupted: bool, is_unread: bool
     ) -> ProgramCheck:
-        """The result, after the end."""
+        """The result after the end of the run."""
         failure, measured = end.failure, end.measurement
-        if failure is not None and not self._lines:  # of a runner that reports no lines
+        if failure is not None and not self._lines:  # a runner that reports no lines
             for line in failure.log_tail:
                 self._read(0, line)
         texts = self._texts()
@@ -394,11 +397,11 @@ class _Reading:
         return [line.text for line in self._lines]
 
 
-def _said(found: StepMetrics) -> dict[str, Any]:
-    """The metrics of a line, without those that it lacks."""
-    silent = asdict(StepMetrics())
+def _values_read(metrics: StepMetrics) -> dict[str, Any]:
+    """The values read from a line, by field name."""
+    defaults = asdict(StepMetrics())
     return {
         name: value
-        for name, value in asdict(found).items()
-        if value != silent[name] and name not in ("resolution_s", "counts")
+        for name, value in asdict(metrics).items()
+        if value != defaults[name] and name not in ("resolution_s", "counts")
     }

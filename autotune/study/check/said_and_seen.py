@@ -1,9 +1,8 @@
-"""What a spec says of a program beside what the probe saw of it, for one config that was run, or
-for two.
+"""Compares a spec with what the probe observed of its program, for one or two configs that were run.
 
-a difference    the spec is wrong, or an option does not reach the program: it names what to change
-no effect       a knob whose two values look the same from inside
-not seen        nothing is claimed: fp8 kernels, recomputation in compiled code, a model behind another launcher
+difference      the spec is wrong, or an option does not reach the program; with a remedy
+no effect       a knob for which the program behaves equally with two different values
+not observed    no conclusion: fp8 kernels, recomputation in compiled code, a model behind another launcher
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from autotune.results.knobs_seen import Row, knob_rows, precision_row
 from autotune.spec import ParallelConfig, Study, number_of
 
 PARAMETERS = 0.05
-"""relative difference of parameters that is none: padded vocabularies, biases, norms"""
+"""tolerated relative difference in the number of parameters: padded vocabularies, biases, norms"""
 LENGTH = 0.02
-"""relative difference of the length of sequences that is none: inputs are often a token shorter"""
+"""tolerated relative difference in sequence length: inputs are often a token shorter"""
 
 
 def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row]:
-    """Of one config that was run. Empty where the probe saw no training."""
+    """The comparison for one config; empty if the probe observed no training."""
     return list(_rows(study, config, seen)) if seen.facts else []
 
 
@@ -37,14 +36,14 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
     )
     yield from _batch(study, config, seen, facts.world)
     yield precision_row(config, facts)
-    found = facts.optimizer
+    optimizer = facts.optimizer
     yield Row(
         name="optimizer",
         said=workload.optimizer,
         seen=facts.optimizers,
-        agrees=None if found is None else found == workload.optimizer,
+        agrees=None if optimizer is None else optimizer == workload.optimizer,
         remedy="correct workload.optimizer, which determines the memory for optimizer states",
-        fix=None if found is None else ("workload.optimizer", found),
+        fix=None if optimizer is None else ("workload.optimizer", optimizer),
     )
     yield from knob_rows(config, facts)
     yield _parameters(study, seen, facts)
@@ -56,11 +55,11 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     said = f"{config.global_batch_size} ({config.accumulation_steps} x {config.micro_batch_size} on {number_of(config.dp, 'rank')})"
     micro_batches = f"{number_of(seen.micro_batches or 0, 'micro-batch', 'micro-batches')} a step"
     varies = ", varies" if seen.fills_by_tokens else ""
-    found = f"{total:g}{varies} ({micro_batches})" if total else micro_batches
+    observed = f"{total:g}{varies} ({micro_batches})" if total else micro_batches
     yield Row(
         name="sequences per step",
         said=said,
-        seen=found if seen.micro_batches else "",
+        seen=observed if seen.micro_batches else "",
         agrees=not seen.disagreement if total and not seen.fills_by_tokens else None,
         remedy="fix the batch options in trainer.argv (is the micro-batch per rank or for all "
         "ranks? is accumulation passed?), or "
@@ -74,7 +73,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         and length > expected
         and length % expected == 0
     )
-    is_open = length is None or seen.lengths_vary  # the longest may be those of the spec
+    is_open = length is None or seen.lengths_vary  # the longest may have the length of the spec
     varies = " on average, varies" if seen.lengths_vary else ""
     yield Row(
         name="seq_len",
@@ -110,12 +109,13 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
 def without_effect(
     first: tuple[ParallelConfig, Sequence[Row]], second: tuple[ParallelConfig, Sequence[Row]]
 ) -> list[str]:
-    """Knobs that differ between two configs which look the same in them."""
-    (one, rows), (other, beside) = first, second
-    seen = {row.name: row for row in rows}
-    found = []
-    for row in beside:
-        before = seen.get(row.name)
+    """Messages about knobs that differ between two configs although the probe observed the same value,
+    which is wrong for at least one of them."""
+    (one, rows), (other, other_rows) = first, second
+    by_name = {row.name: row for row in rows}
+    messages = []
+    for row in other_rows:
+        before = by_name.get(row.name)
         if (
             before is None
             or not row.seen
@@ -128,10 +128,10 @@ def without_effect(
             and row.seen == before.seen
             and (row.agrees is False or before.agrees is False)
         ):
-            told = " and ".join(
+            both = " and ".join(
                 str(value).lower() if isinstance(value, bool) else str(value) for value in values
             )
-            found.append(
-                f"{row.name} has no effect; the probe observed {row.seen} with both {told}"
+            messages.append(
+                f"{row.name} has no effect; the probe observed {row.seen} with both {both}"
             )
-    return found
+    return messages

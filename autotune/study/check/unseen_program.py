@@ -1,9 +1,9 @@
-"""A program that this store has never seen is checked before its study begins: a few steps show
-what a budget of trials would.
+"""Checks a program that is new to the store before its study begins: a few steps detect faults that
+would otherwise cost a budget of trials.
 
-A program is known when a study of this store measured a trial with the same trainer, options and
-runner. The native trainer and simulated trials need no check, nor does a study that has begun: its
-trials, or the event `program.checked` in its history, show that it passed.
+A program is known if a study in the store measured a trial with the same trainer, options and
+runner. The native trainer and simulated trials need no check. Neither does a study that has begun,
+as shown by its trials or by the event `program.checked` in its history.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from autotune.trainers.base.executable import is_from_own_environment
 
 NATIVE = "native"
 LOOKED_AT = 200
-"""newest studies with the same trainer and runner that are looked through"""
+"""number of newest studies with the same trainer and runner that are searched"""
 GLANCE_S = 1.0
-"""seconds between two looks at whether somebody asked the study to pause or end"""
+"""interval of checks for requests to pause or end the study, s"""
 _MEASURED = (TrialStatus.COMPLETED, TrialStatus.STOPPED)
 
 
 def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[Trial]) -> bool:
-    """Whether nothing is known of the study's program."""
+    """Whether the study's program must be checked first. `past`: trials of the study so far."""
     if not study.check or study.trainer == NATIVE or study.runner == SIMULATED:
         return False
     if any(trial.is_measured or trial.failure is not None for trial in past):
@@ -59,9 +59,9 @@ def check_unseen(
     tell: OnEvent,
     stop: Callable[[], bool],
 ) -> None:
-    """Runs a few steps of the baseline. Raises `ProgramError` when the program does not work with
-    any config; that only this config fails (out of memory, say) does not stop the study. Ends early
-    when the study is to pause or end."""
+    """Run a few steps of the baseline and report the verdict. Raises `ProgramError` if the program
+    cannot work with any config; a failure of this config only (e.g. out of memory) does not stop the
+    study. Returns early if a pause or end of the study is requested."""
     study, config = assembly.study, config_to_check(assembly, runner.capacity)
     glanced_s = time.monotonic()
     is_wanted = True
@@ -78,28 +78,28 @@ def check_unseen(
         Notice(message=f"first run of this program: testing {STEPS} steps{_command(study, config)}")
     )
     second = second_config(assembly, config, runner.capacity)
-    found = check_program(
+    check = check_program(
         study, runner, config, study_id=lease.study_id, interrupted=interrupted, second=second
     )
-    if found.interrupted:
+    if check.interrupted:
         return
-    verdict = verdict_of(found)
-    if found.replaced:
+    verdict = verdict_of(check)
+    if check.replaced:
         raise ProgramError(
-            f"the study has not started, because its program writes to existing files: {listed({path: found.files[path] for path in found.replaced})}",
+            f"the study has not started, because its program writes to existing files: {listed({path: check.files[path] for path in check.replaced})}",
             remedy=verdict.remedy,
         )
-    if found.failure is None and (why := continues(found)):
+    if check.failure is None and (why := continues(check)):
         raise ProgramError(
             f"the study has not started, because {why}", remedy="--no-check skips the check"
         )
-    if uncounted(found):
+    if uncounted(check):
         raise ProgramError(
             "the study has not started, because it is unclear whether a line of the program's log stands for an optimizer step or a micro-batch",
             remedy=verdict.remedy,
         )
-    if found.is_programs_fault:
-        patterns = f": {in_one_line(found.proposal)}" if found.proposal else ""
+    if check.is_programs_fault:
+        patterns = f": {in_one_line(check.proposal)}" if check.proposal else ""
         raise ProgramError(
             f"the study has not started, because its program does not work: {verdict.message}",
             remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, --no-check skips the check",
@@ -111,8 +111,8 @@ def check_unseen(
 
 
 def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelConfig:
-    """The baseline; where it needs more ranks than there are, or the trainer refuses it, the
-    smallest of the space."""
+    """The baseline, or the smallest config of the space if the baseline needs more ranks than there
+    are or the trainer cannot run it."""
     default = assembly.baseline
     is_runnable = default.world_size <= capacity and not assembly.refuse(default)
     return default if is_runnable else smallest_config(assembly.space)
@@ -121,12 +121,13 @@ def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelC
 def second_config(
     assembly: Assembly, first: ParallelConfig, capacity: float = math.inf
 ) -> ParallelConfig | None:
-    """The other config of a check of a program; None for the native trainer, whose knobs need no
-    proof."""
+    """The second config of a check; None if there is none, or for the native trainer, whose knobs are
+    known to have an effect."""
     return None if assembly.study.trainer == NATIVE else contrast_of(assembly, first, capacity)
 
 
 def _command(study: Study, config: ParallelConfig) -> str:
+    """The command of the launch for a message; empty if it cannot be rendered."""
     try:
         launch = launch_of(request_of(study, config))
     except AutotuneError:

@@ -1,4 +1,5 @@
-"""The verdict on a checked program: one line in words, ready or what is wrong, with the remedy."""
+"""The verdict on a checked program: one line that says whether it is ready or what is wrong, with the
+remedy."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a study can begin, in words."""
+    """Whether a study can begin, with the reason and remedy."""
 
     ready: bool
     """whether the study can begin"""
     message: str
     """the steps that were read, or what is wrong"""
     remedy: str = ""
-    """what to do about it; of a study that can begin, what to look at first"""
+    """what to do about it; if the study can begin, remarks"""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
@@ -62,7 +63,7 @@ _REMEDIES = (
     ),
     (r"[Pp]ermission denied", "make the program executable, or start it with its interpreter"),
 )
-"""what to do about failures that programs have before their first step, by their words"""
+"""(pattern of the failure's text, remedy) for failures before the first step"""
 
 
 def verdict_of(check: ProgramCheck) -> Verdict:
@@ -71,12 +72,14 @@ def verdict_of(check: ProgramCheck) -> Verdict:
     if check.interrupted:
         return Verdict(ready=False, message="the check was interrupted")
     if failure is None:
-        ran = _ready(check)
+        summary = _ready(check)
         if faults := _faults(check):
             return Verdict(
-                ready=False, message=ran.removeprefix("ready: "), remedy="; ".join(faults)
+                ready=False, message=summary.removeprefix("ready: "), remedy="; ".join(faults)
             )
-        return Verdict(ready=True, message=ran, remedy="; ".join([*check.doubts, *_remarks(check)]))
+        return Verdict(
+            ready=True, message=summary, remedy="; ".join([*check.doubts, *_remarks(check)])
+        )
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return Verdict(
             ready=False,
@@ -95,7 +98,7 @@ def verdict_of(check: ProgramCheck) -> Verdict:
 
 
 def _faults(check: ProgramCheck) -> Sequence[str]:
-    """What to do about a program that ran and is not ready; empty where it is."""
+    """Remedies for a program that ran but is not ready; empty if it is."""
     if check.differences or check.replaced:
         return [*_files(check), *check.differences]
     if CLOCK in check.doubts:
@@ -105,8 +108,9 @@ def _faults(check: ProgramCheck) -> Sequence[str]:
 
 
 def _ready(check: ProgramCheck) -> str:
+    """Summary of the steps that were read."""
     steps, time_s, memory = len(check.step_times_s), check.step_time_s, check.peak_memory_bytes
-    words = [f"ready: read {steps} steps"]
+    parts = [f"ready: read {steps} steps"]
     if time_s is not None:
         source = {
             "probe": " by the probe",
@@ -114,18 +118,18 @@ def _ready(check: ProgramCheck) -> str:
             "rate": " by the rate in its log",
             "arrival": " by arrival of its lines",
         }
-        words.append(f"{format_duration(time_s)} each{source.get(check.time_from, '')}")
+        parts.append(f"{format_duration(time_s)} each{source.get(check.time_from, '')}")
         if check.seen is not None and check.seen.together > 1:
-            words[-1] += f", up to {check.seen.together} at once"
+            parts[-1] += f", up to {check.seen.together} at once"
     is_known = any(map(math.isfinite, check.losses))
-    words.append(
+    parts.append(
         "with losses"
         if is_known
         else "without losses, so stability is judged only by time and memory"
     )
     if memory is not None:
-        words.append(f"peak memory {format_bytes(memory)}")
-    return ", ".join(words)
+        parts.append(f"peak memory {format_bytes(memory)}")
+    return ", ".join(parts)
 
 
 OUTPUTS = (
@@ -133,30 +137,29 @@ OUTPUTS = (
     "(a program without such an option can read the variable AUTOTUNE_TRIAL_DIR), "
     "or add `outputs: keep` to the spec if trials may overwrite the program's outputs"
 )
-"""what to do about a program that writes outside its trial's folder"""
+"""remedy for a program that writes outside its trial's folder"""
 
 
 def _files(check: ProgramCheck) -> list[str]:
-    """What to do about files of the user's that the program writes."""
+    """Remedies if the program overwrites existing files; empty if it does not."""
     if not check.replaced:
         return []
     files = {path: check.files[path] for path in check.replaced}
-    back = (
+    outcome = (
         "These files were restored, but"
         if all(file["kept"] for file in files.values())
         else "These files were not restored, and"
     )
     new = {path: file for path, file in check.files.items() if path not in files}
-    stay = [f"new files from the run of {STEPS} steps were kept: {listed(new)}"] if new else []
+    kept = [f"new files from the run of {STEPS} steps were kept: {listed(new)}"] if new else []
     return [
-        f"the program writes to existing files outside its trial's folder: {listed(files)}. {back} each trial would overwrite them; {OUTPUTS}",
-        *stay,
+        f"the program writes to existing files outside its trial's folder: {listed(files)}. {outcome} each trial would overwrite them; {OUTPUTS}",
+        *kept,
     ]
 
 
 def continues(check: ProgramCheck) -> str:
-    """How the second run shows that a trial continues where another one ended; empty where it does
-    not."""
+    """A message if the second run continued from files of the first one; empty if it did not."""
     second = check.second
     if second is None or second.failure is None or not check.files:
         return ""
@@ -169,29 +172,29 @@ def continues(check: ProgramCheck) -> str:
 
 
 def _remarks(check: ProgramCheck) -> list[str]:
-    """What is no fault."""
-    found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
+    """Remarks that do not prevent the study from starting."""
+    texts = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
     if check.files and not check.study.keeps_outputs:
-        found.append(
+        texts.append(
             f"each trial writes files outside its folder: {listed(check.files)}. These files are kept, and your own runs may find them. `tune` stops "
             f"if a trial would overwrite such a file; {OUTPUTS}"
         )
-    found += [
+    texts += [
         f"the optimizer {row.seen} is counted as {row.said}, because the memory of its states is unknown"
         for row in check.rows
         if row.name == "optimizer" and row.seen and row.agrees is None
     ]
-    found += check.study.workload.assumptions
+    texts += check.study.workload.assumptions
     if check.second is not None and (failure := check.second.failure) is not None:
-        found.append(
+        texts.append(
             f"the second config, {config_label(check.second.config)}, failed: {failure.message}"
         )
-    return found
+    return texts
 
 
-def _is_told(check: ProgramCheck) -> bool:
-    """Whether something proves what a line of the log counts, or it makes no difference because
-    accumulation stays as it is."""
+def _is_unit_known(check: ProgramCheck) -> bool:
+    """Whether it is known what a line of the log counts, steps or micro-batches, or that makes no
+    difference because accumulation is constant."""
     study, second = check.study, check.second
     if check.time_from in ("", "probe") or study.trainer != "command":
         return True
@@ -207,8 +210,8 @@ def _is_told(check: ProgramCheck) -> bool:
 
 
 def _accumulation_varies(study: Study) -> bool:
-    """Whether configs in the space accumulate differently: by the knob, or because it follows from
-    the batch, the micro-batch and the ranks."""
+    """Whether accumulation varies in the space: as a knob, or as a result of batch, micro-batch and
+    ranks."""
     knobs, workload = study.space.knobs, study.workload
     if "accumulation_steps" in knobs:
         return len(knobs["accumulation_steps"]) > 1
@@ -223,8 +226,8 @@ def _accumulation_varies(study: Study) -> bool:
 
 
 def _rate_proves(check: ProgramCheck) -> bool:
-    """Whether the log prints a rate with which one line is as long as a whole step of the spec's
-    batch, and no micro-batch of it."""
+    """Whether a rate in the log shows that the time of one line covers a whole step of the spec's
+    batch, instead of a micro-batch."""
     runs = [
         run
         for run in (check, check.second)
@@ -239,8 +242,8 @@ def _rate_proves(check: ProgramCheck) -> bool:
 
 
 def _times_prove(check: ProgramCheck) -> bool:
-    """Whether two configs that differ in accumulation alone have lines that are as much longer: of
-    micro-batches they would be as long."""
+    """Whether the time per line grows with accumulation between two configs that differ in nothing
+    else. The time of lines per micro-batch would be constant."""
     second = check.second
     if (
         second is None
@@ -248,46 +251,46 @@ def _times_prove(check: ProgramCheck) -> bool:
         != check.config
     ):
         return False
-    short, long = sorted((check, second), key=lambda run: run.config.accumulation_steps)
-    more = long.config.accumulation_steps / short.config.accumulation_steps
-    times = [[time_s for time_s in run.step_times_s[1:] if time_s > 0] for run in (short, long)]
-    if more < 2 or not all(times) or max(times[0]) >= min(times[1]):
+    few, many = sorted((check, second), key=lambda run: run.config.accumulation_steps)
+    ratio = many.config.accumulation_steps / few.config.accumulation_steps
+    times = [[time_s for time_s in run.step_times_s[1:] if time_s > 0] for run in (few, many)]
+    if ratio < 2 or not all(times) or max(times[0]) >= min(times[1]):
         return False
-    return median(times[1]) / median(times[0]) > math.sqrt(more)
+    return median(times[1]) / median(times[0]) > math.sqrt(ratio)
 
 
 def uncounted(check: ProgramCheck) -> str:
-    """What to do where nothing proves what a line of the log counts; empty where something does.
+    """A message if it is unknown what a line of the log counts; empty if it is known.
 
-    Accumulation alone cannot make sequences faster: where they seem to be in two configs, each line
-    was a part of a step. Lines whose times scatter so that those of the two configs overlap show
-    nothing.
+    Accumulation alone hardly changes sequences/s. If they seem to grow with accumulation, each line
+    counts a micro-batch. Nothing is concluded if the times of the two configs overlap.
     """
-    if _is_told(check):
+    if _is_unit_known(check):
         return ""
-    say = "Set `counts: micro-batches` under `trainer` if a line counts a micro-batch, otherwise `counts: steps`"
+    remedy = "Set `counts: micro-batches` under `trainer` if a line counts a micro-batch, otherwise `counts: steps`"
     if why := _seems_parts(check):
-        return f"the probe cannot observe this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {say}"
-    return f"steps cannot be counted: the probe cannot observe this program, and because its configs differ in accumulation it is unclear whether a line of its log counts an optimizer step or a micro-batch. {say}"
+        return f"the probe cannot observe this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {remedy}"
+    return f"steps cannot be counted: the probe cannot observe this program, and because its configs differ in accumulation it is unclear whether a line of its log counts an optimizer step or a micro-batch. {remedy}"
 
 
 def _seems_parts(check: ProgramCheck) -> str:
+    """Evidence that a line counts a micro-batch; empty without it."""
     second = check.second
     if second is None:
         return ""
-    more = second.config.accumulation_steps / check.config.accumulation_steps
+    growth = second.config.accumulation_steps / check.config.accumulation_steps
     first_rates, second_rates = _rates(check), _rates(second)
-    if max(more, 1 / more) < 2 or not first_rates or not second_rates:
+    if max(growth, 1 / growth) < 2 or not first_rates or not second_rates:
         return ""
     faster = median(second_rates) / median(first_rates)
     overlap = max(min(first_rates), min(second_rates)) <= min(max(first_rates), max(second_rates))
-    if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2 or (faster > 1) != (more > 1):
+    if overlap or abs(math.log(faster)) < abs(math.log(growth)) / 2 or (faster > 1) != (growth > 1):
         return ""
-    return f"the program's sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(more, 1 / more):g}"
+    return f"the program's sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(growth, 1 / growth):g}"
 
 
 def _rates(run: ProgramCheck) -> list[float]:
-    """Sequences per second of each line after the first, were each an optimizer step."""
+    """Sequences/s of each line after the first, if each were an optimizer step."""
     return [run.config.global_batch_size / time_s for time_s in run.step_times_s[1:] if time_s > 0]
 
 
@@ -338,7 +341,7 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
 
 
 def quoted(pattern: str) -> str:
-    """A pattern as a single-quoted text of YAML."""
+    """A pattern as a single-quoted YAML string."""
     return "'" + pattern.replace("'", "''") + "'"
 
 
@@ -356,9 +359,9 @@ def _failed(what: str, failure: Failure) -> str:
 
 
 def _remedy(failure: Failure) -> str:
-    said, log = f"{failure.message}\n{failure.exception}", "\n".join(failure.log_tail)
-    for text in (said, log):  # launchers' warnings in the log speak of other things
-        for words, remedy in _REMEDIES:
-            if re.search(words, text):
+    error, log = f"{failure.message}\n{failure.exception}", "\n".join(failure.log_tail)
+    for text in (error, log):  # the log comes last, because warnings of launchers may match
+        for pattern, remedy in _REMEDIES:
+            if re.search(pattern, text):
                 return remedy
     return "see the last lines of the log"

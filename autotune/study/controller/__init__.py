@@ -1,19 +1,19 @@
-"""What a study does next, as a pure state machine: events in, commands out; no clock and no I/O.
+"""Decides what a study does next, as a pure state machine: events in, commands out; no clock, no I/O.
 
 commands.py        the events and commands, as values
-state_machine.py   Controller: trials become terminal, retries, deadlines, pause, stop, cancel
-phases.py          baseline, search, finals: which trial is asked for next
-proxy_phases.py    the same of a study with a target: its proxies
-attempts.py        ranks in use, deadlines, lost attempts        rest.py             the strongest request to come to rest
-trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
-scoring.py         a report becomes a terminal trial             admission.py        trials as they are asked for, or refused
-budget.py          what is used up                               stop_rule.py        whether further trials pay
+state_machine.py   Controller: status of trials, retries, deadlines, pause, stop, cancel
+phases.py          baseline, search, finals: which trial is next
+proxy_phases.py    the same for a study with a target, whose trials are proxies
+attempts.py        ranks in use, deadlines, lost attempts        rest.py             the strongest request to pause or end
+trial_index.py     all trials, with running totals               trial_requests.py   a trial as a request to the runner
+scoring.py         the end of an attempt as a terminal trial     admission.py        makes requested trials, or rejects them
+budget.py          the used part of the budget                   stop_rule.py        whether further trials pay
 accounts.py        running time and rank-seconds over all controllers
-ending.py          status, message and result of the end         repeated_failure.py whether the program can run at all
+ending.py          status, message and result at the end         repeated_failure.py whether the program can run at all
 infeasible.py      configs that cannot run here, counted by reason
-finals/            finalists.py  who is re-measured              rounds.py           which runs of the finals count
-                   winner.py     who won, and by how much        too_noisy.py        when nothing can be told
-                   remeasure.py  what a changed machine asks for machine_changes.py  its changes in words
+finals/            finalists.py  which configs are re-measured   rounds.py           which runs of the finals count
+                   winner.py     winner and speedup              too_noisy.py        when the noise allows no result
+                   remeasure.py  repetitions after a change      machine_changes.py  texts about changes of the machine
 """
 
 from autotune.study.controller.attempts import CUT_OFF

@@ -1,8 +1,8 @@
-"""Accounts of a study: its running time, without pauses, and what it has used up of its budget,
-over all of its controllers.
+"""Running time of a study, without pauses, and the used part of its budget, over all of its
+controllers.
 
-now_s        the clock of this controller, s; it never runs backwards
-elapsed_s    running time of earlier controllers, as of their last checkpoint, and of this one, s
+now_s        monotonic clock of this controller, s
+elapsed_s    running time of earlier controllers up to their last checkpoint, plus that of this one, s
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autotune.study.controller.trial_index import TrialIndex
 
 
 class Accounts:
-    """Adds up what one study uses."""
+    """Adds up the time and rank-seconds of one study."""
 
     def __init__(
         self,
@@ -25,17 +25,17 @@ class Accounts:
         elapsed_s: float,
         gpu_s: float | None,
     ) -> None:
-        """`elapsed_s`, `gpu_s`: as of the last checkpoint (`gpu_s` None: there is none, go by what
-        was measured)."""
+        """`elapsed_s`, `gpu_s`: values of the last checkpoint. `gpu_s` None: add up the measured
+        trials."""
         self.now_s = 0.0
         self.elapsed_s = elapsed_s
         self.has_begun = False
-        """whether this controller has seen the clock"""
+        """whether `pass_time` was called"""
         self._index, self._attempts, self._infeasible = index, attempts, infeasible
         self._past_gpu_s = index.measured_gpu_s if gpu_s is None else gpu_s
 
     def pass_time(self, now_s: float) -> None:
-        """The clock shows `now_s`. Time before the first call belongs to no controller."""
+        """Advance the clock to `now_s`. Time before the first call is not counted."""
         if self.has_begun:
             self.elapsed_s += max(0.0, now_s - self.now_s)
         self.now_s = max(self.now_s, now_s) if self.has_begun else now_s
@@ -43,7 +43,7 @@ class Accounts:
 
     @property
     def spent(self) -> Spent:
-        """What is used up of the budget."""
+        """The used part of the budget."""
         return Spent(
             trials=self._index.asked,
             failed=self._index.failed,

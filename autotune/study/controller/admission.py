@@ -1,5 +1,5 @@
-"""Which trials are made of what is asked for: with their prediction, or refused because they cannot
-be run here."""
+"""Makes the trials that are requested, with their predictions, and rejects those that cannot run
+here."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex
 
 Predict = Callable[[ParallelConfig], Estimate | None]
-"""what a config is predicted to cost"""
+"""the prediction for a config; None if there is none"""
 Correct = Callable[[ParallelConfig, Estimate, Iterable[Trial]], Estimate]
-"""a config's estimate given the trials so far"""
+"""a config's prediction, corrected by the trials so far"""
 Refuse = Callable[[ParallelConfig], str]
-"""why a config cannot be run at all, e.g. by this trainer; empty when it can"""
+"""why the trainer cannot run a config; empty if it can"""
 
 
 class Admission:
-    """Makes the trials of one study, and says which are not run."""
+    """Makes the trials of one study, and decides which cannot be run."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Admission:
         self._predict, self._correct, self._refuse = predict, correct, refuse
 
     def trial_of(self, ask: Ask) -> Trial:
-        """The trial that is asked for, under the next number."""
+        """The requested trial, under the next number."""
         predicted = ask.estimate or self._predict(ask.config)
         if predicted is not None and ask.stands_for is None:
             predicted = self._correct(ask.config, predicted, self._index.all_seen())
         return ask.trial(self._study_id, self._study, len(self._index.trials), predicted)
 
     def refusal(self, trial: Trial) -> str:
-        """Why it cannot be run; empty when it can. The trainer was asked about a proxy before that
-        was proposed."""
-        refused = "" if trial.stands_for else self._refuse(trial.config)
-        return refused or self._scorer.refusal(trial, self._capacity)
+        """Why the trial cannot be run; empty if it can. The trainer is not asked about a proxy,
+        because that was checked before the proxy was proposed."""
+        reason = "" if trial.stands_for else self._refuse(trial.config)
+        return reason or self._scorer.refusal(trial, self._capacity)

@@ -1,9 +1,9 @@
-"""What a study has used up, and what of its budget, or of the time of the job that it runs in, says
-that the search must end.
+"""The used part of a study's budget, and when the search must end because of the budget or of the
+time limit of the study's job.
 
-The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not
-re-measured is only a guess. What the finals will take is estimated from the attempts so far; at
-most half of the budget is reserved.
+A part of wall time and rank-seconds is reserved for the finals, because a winner that is not
+re-measured may be due to chance. The reserve is estimated from the trials so far, and limited to half
+of the budget.
 """
 
 from __future__ import annotations
@@ -16,43 +16,41 @@ from autotune.spec.texts.as_text import format_span, number_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Used up so far."""
+    """The used part of the budget."""
 
     trials: int
-    """that the searcher asked for; cancelled ones count for nothing"""
+    """number of trials proposed by the searcher, without cancelled ones"""
     failed: int
-    """failed trials of any purpose"""
+    """number of failed trials of any purpose"""
     wall_s: float
-    """since the start, without pauses"""
+    """running time without pauses, s"""
     gpu_s: float
-    """rank-seconds, of running attempts too"""
+    """rank-seconds, including those of running attempts"""
     refused: int = 0
-    """configs that the searcher asked for and that cannot be run at all"""
+    """number of configs proposed by the searcher that cannot be run here"""
     left_s: float | None = None
-    """until the study's job ends, where it must name its winner before; not used up, but given by
-    others"""
+    """time until the study's job ends, s; None if unknown, or if the winner need not be decided
+    before"""
     longest: float = 1.0
-    """the longest trial so far, in mean ones: the end of a job does not wait for finals that take
-    as long"""
+    """duration of the longest trial so far divided by the mean duration, >= 1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """What the finals are expected to take."""
+    """Expected time and rank-seconds of the finals."""
 
     wall_s: float = 0.0
     gpu_s: float = 0.0
 
 
 JOB_SLACK = 1.5
-"""by which the expected time of the finals is multiplied where the end of a job, which cannot be
-moved, would cut them off"""
+"""safety factor for the expected time of the finals before the end of a job, which is fixed"""
 REFUSED_PER_TRIAL = 10
-"""the search ends when it has asked for so many times `max_trials` configs that cannot be run"""
+"""the search ends after this multiple of `max_trials` proposed configs that cannot be run"""
 
 
 def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
-    """Why no further trial may be asked for, in words; empty while one may."""
+    """Why the search must end; empty if it may continue."""
     if spent.trials >= budget.max_trials:
         return f"the budget of {number_of(budget.max_trials, 'trial')} is spent"
     if spent.failed >= budget.max_failed_trials:
@@ -74,7 +72,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
 
 
 def everything_is_over(spent: Spent, budget: Budget) -> str:
-    """Why even what runs must end now, in words; empty while it may go on."""
+    """Why running trials must end, too; empty if they may continue."""
     if spent.wall_s >= budget.max_wall_s:
         return f"the wall time of {format_span(budget.max_wall_s)} is spent"
     if budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s:

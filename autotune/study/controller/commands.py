@@ -1,8 +1,8 @@
 """Events and commands of the controller, as plain values.
 
-Events come from the runner (`autotune.ports.RunnerEvent`), the clock and people. The facts among
-the commands that follow from one event are stored in one transaction (`autotune.ports.decision`);
-then the loop carries out the commands in their order.
+Events come from the runner (`autotune.ports.RunnerEvent`), the clock and users. The facts among the
+commands that result from one event are stored in one transaction (`autotune.ports.decision`); then
+the loop carries out the commands in order.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class StudyPhase(StrEnum):
     """What a study is doing."""
 
     BASELINE = "baseline"
-    """the baseline is measured, and the reference of stability where one is wanted"""
+    """the baseline is measured, and the fp32 reference for its losses if one is needed"""
     SEARCH = "search"
-    """the searcher proposes: the user's guesses first"""
+    """the searcher proposes configs, the enqueued ones first"""
     FINALS = "finals"
-    """finalists and baseline are re-measured, in turn"""
+    """finalists and baseline are re-measured alternately"""
     ENDED = "ended"
     """nothing more will be started"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time goes on."""
+    """The current time."""
 
     now_s: float
-    """seconds on a clock that never goes backwards; only differences count"""
+    """time of a monotonic clock, s; only differences matter"""
     left_s: float | None = None
-    """seconds until the scheduler ends the job that the study runs in; None: no end is known"""
+    """seconds until the scheduler ends the study's job; None if unknown"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +61,30 @@ class AttemptAdopted:
 
 
 PAUSED_ON_REQUEST = "paused on request"
-"""why a study rests after `PauseAsked`"""
+"""message of a study paused by `PauseAsked`"""
 STOPPED_ON_REQUEST = "stopped on request"
-"""why it ends after `StopAsked`"""
+"""message of a study ended by `StopAsked`"""
 CANCELLED_ON_REQUEST = "cancelled on request"
-"""why it ends after `CancelAsked`"""
+"""message of a study ended by `CancelAsked`"""
 TIME_IS_OVER = "its job's time limit has been reached"
-"""why it rests before the scheduler ends its job"""
+"""message of a study paused before the scheduler ends its job"""
 JOB_ENDS = "its job is being ended early"
-"""why it rests when the scheduler takes the job's steps away first, as it does when it preempts"""
+"""message of a study paused because the scheduler ended the job's steps first, as in a preemption"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseAsked:
-    """Start nothing new; rest when the running trials are over."""
+    """Start nothing new; pause when the running trials have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeAsked:
-    """Take back a pause that has not come to rest yet."""
+    """Withdraw a pause that has not taken effect yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """Let the running trials finish, then end the study with what is known."""
+    """Let the running trials finish, then end the study with the results so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +94,11 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptAsked:
-    """Kill the running trials and rest, so that the study can go on later: Ctrl-C, or a service
+    """Kill the running trials and pause, so that the study can continue later: Ctrl-C, or a service
     that shuts down."""
 
     reason: str = "interrupted"
-    """said in the study's message"""
+    """the study's message"""
 
 
 Event = (
@@ -118,7 +118,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteQueued:
-    """An attempt waits for ranks that others use; once per attempt."""
+    """An attempt waits for ranks that are in use; emitted once per attempt."""
 
     number: int
     reason: str
@@ -131,43 +131,43 @@ class NoteStarted:
     number: int
     attempt: int
     places: tuple[NodePlace, ...] = ()
-    """where; empty: the runner cannot tell"""
+    """nodes of the ranks; empty if the runner does not know them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAttempt:
-    """An attempt is to be ended soon; its `AttemptEnded` still comes."""
+    """Cancel an attempt; its `AttemptEnded` follows later."""
 
     id: AttemptId
     reason: str
-    """in words"""
+    """why, for the history"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteRest:
-    """The request to come to rest has changed: there is another one, or none any more. Later
-    decisions follow from it."""
+    """The request to pause or end the study has changed. Stored because later decisions depend on
+    it."""
 
     status: StudyStatus | None
-    """the one that the study shall come to rest in; None: it goes on"""
+    """the requested status; None: the request was withdrawn"""
     reason: str
-    """in words"""
+    """why"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepLate:
-    """A report came for an attempt that was over: it is noted and changes nothing."""
+    """A report arrived for an attempt that had been given up: it is stored and changes nothing."""
 
     event: AttemptEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteMachineChange:
-    """Repeated runs of the baseline showed that the machine changed."""
+    """Repeated runs of the baseline showed that the machine's speed changed."""
 
     change: MachineChange
     again: tuple[int, ...]
-    """numbers of the trials that may win after all and will be asked for again"""
+    """numbers of the trials that may still win and will be re-measured"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,22 +176,23 @@ class EnterPhase:
 
     phase: StudyPhase
     message: str
-    """why, in words"""
+    """why"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndStudy:
-    """Nothing runs any more. PAUSED: it can go on later; any other status is for good."""
+    """The study has paused or ended, and nothing is running. A PAUSED study can continue later; any
+    other status is final."""
 
     status: StudyStatus
     message: str
-    """why, in words"""
+    """why"""
     baseline: int | None = None
-    """number of the baseline trial, when it was measured"""
+    """number of the baseline trial; None if it was not measured"""
     best: int | None = None
-    """number of the winner's trial"""
+    """number of the winner's trial; None without a winner"""
     speedup: float | None = None
-    """winner against baseline in tokens per second"""
+    """tokens/s of the winner divided by those of the baseline; None without a baseline"""
     result: Mapping[str, Any] = field(default_factory=dict)
     """phase, stop reason, finals and notes, as plain values"""
 
@@ -214,7 +215,7 @@ Command = (
 
 
 def cause(event: Event) -> dict[str, Any]:
-    """The event as the history names it: plain values, without what its facts say."""
+    """The event as plain values for the history, without the data that its facts contain."""
     named = {"event": type(event).__name__}
     match event:
         case (

@@ -1,4 +1,4 @@
-"""How a study ends or pauses: its status, the reason in words, and what it found."""
+"""The status, message and result of a study that ends or pauses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.study.controller.trial_index import TrialIndex
 
 
 class Ending:
-    """Says how one study comes to rest, from what is known by then."""
+    """Makes the `EndStudy` command of one study from its trials."""
 
     def __init__(
         self, study: Study, index: TrialIndex, scorer: Scorer, infeasible: InfeasibleConfigs
@@ -29,8 +29,7 @@ class Ending:
 
     @property
     def has_final_rounds(self) -> bool:
-        """Whether every first finalist has had as many final rounds as the study asks for at
-        least."""
+        """Whether every first finalist that did not fail has the minimum number of final rounds."""
         trials = self._index.listed()
         finals = ended_finals(trials)
         who = set(first_finalists(trials, self._study)) - set(failed_in_finals(finals))
@@ -38,12 +37,12 @@ class Ending:
         return all(len(measured_finals(config, finals)) >= least for config in who)
 
     def paused(self, phase: StudyPhase, stop_reason: str, why: str) -> EndStudy:
-        """The pause of a study that can go on later."""
+        """The pause of a study. `why`: its message."""
         outcome = _outcome(self._index, self._study, phase, stop_reason)
         return EndStudy(status=StudyStatus.PAUSED, message=why, **outcome)
 
     def ended(self, phase: StudyPhase, stop_reason: str, why: str, *, cancelled: bool) -> EndStudy:
-        """The end of a study. `why` is empty when it ran its course."""
+        """The end of a study. `why`: reason of an early end, else empty."""
         trials = self._index.listed()
         outcome = _outcome(self._index, self._study, phase, stop_reason)
         if cancelled:
@@ -62,13 +61,14 @@ class Ending:
 
 
 def has_found(best: int | None, trials: Iterable[Trial]) -> bool:
-    """Whether a study has an answer: a winner (`best`, its number), or for a target a measured
-    proxy."""
+    """Whether a study has a result: a winner (`best`: its number), or a measured proxy for a study
+    with a target."""
     return best is not None or any(t.stands_for is not None and t.is_measured for t in trials)
 
 
 def _refusals(infeasible: Mapping[str, int]) -> str:
-    """How many configs could not be run at all, and the most frequent reason."""
+    """Text with the number of configs that cannot run here and the most frequent reason; empty
+    without such configs."""
     if not infeasible:
         return ""
     reason, count = next(iter(in_words(infeasible).items()))
@@ -78,7 +78,7 @@ def _refusals(infeasible: Mapping[str, int]) -> str:
 def _outcome(
     index: TrialIndex, study: Study, phase: StudyPhase, stop_reason: str
 ) -> dict[str, Any]:
-    """The winner as the fields of `EndStudy`: baseline, best, speedup, result."""
+    """The result as fields of `EndStudy`: baseline, best, speedup, result."""
     trials = index.listed()
     winner = decide(trials, study)
     finals = [
@@ -105,9 +105,9 @@ def _outcome(
 
 
 def _figures(winner: Winner, trials: Sequence[Trial]) -> Iterator[tuple[Trial, float]]:
-    """(trial, tokens/s) of each config that the finals measured, as every table shows it
-    (`autotune.results.config_figures`): at the machine's first level, and in the ratio to the
-    baseline that the common rounds show."""
+    """(trial, tokens/s) of each config measured in the finals, as in all tables
+    (`autotune.results.config_figures`): its ratio to the baseline in common rounds, times the
+    baseline's speed corrected to the machine's first level."""
     measured = [t for t in winner.confirmed if t.measurement is not None]
     numbers = {t.number: t for t in measured}
     default = numbers.get(winner.baseline.number) if winner.baseline is not None else None

@@ -1,14 +1,14 @@
-"""What a study does next in each phase, whenever no trial waits for ranks: ask for trials, enter
-the next phase, or end.
+"""Chooses a study's next move whenever no trial waits for ranks: ask for trials, enter the next
+phase, or end.
 
-    baseline   the baseline, then the fp32 reference of its global batch where one is wanted
-    search     what the searcher proposes, each after the reference of its global batch, until a budget or the stop rule ends it; before that what the machine's
-               changes ask for: the baseline again, and configs that were judged unfairly
-    finals     the finalists and the baseline, in turn
+    baseline   the baseline, then the fp32 reference of its global batch if one is needed
+    search     configs proposed by the searcher, each after the reference of its global batch, until a budget or the stop rule ends the search. After a change of
+               the machine, first the repetitions it requires: the baseline, and configs that were judged unfairly
+    finals     the finalists and the baseline, alternately
 
-The searcher lives here: it is told every trial that may win, in the order in which the trials end,
-as it would have come out at the machine's first level. When that level turns out to be another, it
-is told the corrected figures.
+The searcher is told every trial that may win, in the order in which the trials end, with its
+measurement corrected to the machine's first level. If the correction changes later, the searcher is
+told the new values.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A trial is wanted."""
+    """A request for a trial."""
 
     config: ParallelConfig
     purpose: TrialPurpose
     reason: str
-    """why it is tried, in words"""
+    """why the config is tried, for the trial's record"""
     stands_for: StandsFor | None = None
-    """of a proxy, what it stands for and its workload"""
+    """for a proxy: the target's config that it represents, and the proxy's workload"""
     estimate: Estimate | None = None
-    """of a proxy, its prediction; that of other trials is the study's"""
+    """for a proxy: its prediction; other trials use the study's predictions"""
 
     def trial(self, study_id: str, study: Study, number: int, estimate: Estimate | None) -> Trial:
-        """The trial that it becomes."""
+        """The requested trial under this number."""
         return Trial(
             config=self.config,
             number=number,
@@ -68,19 +68,18 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What is done next; without asks and phase the study is at its end, where `message` may say
-    why."""
+    """The next move of a study. One without asks and phase ends the study."""
 
     asks: tuple[Ask, ...] = ()
     """trials to make, in this order"""
     phase: StudyPhase | None = None
-    """the phase that is entered"""
+    """the phase to enter"""
     message: str = ""
-    """why it is entered, or why the study ends, in words"""
+    """why the phase is entered or the study ends"""
 
 
 class Phases:
-    """Proposes the moves of one study. Changed only by what it is told and asked."""
+    """Chooses the moves of one study. Deterministic: its state depends only on the calls."""
 
     def __init__(
         self,
@@ -99,21 +98,21 @@ class Phases:
         self._scorer = scorer
         self._baseline = baseline
         self._references = dict(references)
-        """fp32 configs by global batch that were not asked for yet"""
+        """fp32 configs by global batch that were not requested yet"""
         self._refuse = refuse
-        self._quiet = ""
-        """why the searcher has nothing to propose until another trial ends, in words"""
+        self._no_proposal = ""
+        """why the searcher proposes nothing until another trial ends; empty if it may"""
         self._told: dict[int, Trial] = {}
-        """what the searcher was told of the trials that ended, by number"""
+        """ended trials by number, as the searcher was told them"""
         self._levels = index.levels
-        """by which it was told"""
+        """the machine's levels used to correct these"""
 
     def restore(self, past: list[Trial]) -> StudyPhase:
-        """Takes in the trials of an earlier controller, by number, that had not ended; returns the
-        phase that the study was in."""
+        """Restore the state from the trials of earlier controllers, sorted by number, after
+        `learn` was called for those that had ended. Returns the study's phase."""
         for trial in past:
             if not trial.status.is_terminal and trial.purpose is TrialPurpose.SEARCH:
-                self._searcher.tell([trial])  # pending: not to be asked again
+                self._searcher.tell([trial])  # pending, so that it is not proposed again
             if (
                 trial.purpose is TrialPurpose.REFERENCE
                 and trial.status is not TrialStatus.CANCELLED
@@ -125,8 +124,8 @@ class Phases:
         return StudyPhase.SEARCH if TrialPurpose.SEARCH in purposes else StudyPhase.BASELINE
 
     def learn(self, trial: Trial) -> None:
-        """Takes in a trial that ended."""
-        self._quiet = ""
+        """Process a trial that ended."""
+        self._no_proposal = ""
         default = self._index.baseline
         is_repeat = (
             trial.purpose is TrialPurpose.BASELINE
@@ -143,8 +142,8 @@ class Phases:
         self._correct(trial)
 
     def _correct(self, ended: Trial) -> None:
-        """Tells the searcher what trials came to that it was told otherwise, and that the earlier
-        trial of a config that was re-measured does not count."""
+        """Tell the searcher about trials whose corrected measurement changed, and about earlier
+        trials of a config that was re-measured, which no longer count."""
         replaced: list[int] = []
         if (
             ended.is_measured
@@ -156,29 +155,29 @@ class Phases:
             ]
         for number in replaced:
             del self._told[number]
-        moved: dict[int, Trial] = {}
+        updated: dict[int, Trial] = {}
         before, self._levels = self._levels, self._index.levels
         if before is not self._levels and (before.is_uneven or self._levels.is_uneven):
-            other = [n for n in self._told if before.at(n).fast != self._levels.at(n).fast]
-            seen = {n: self._index.seen(self._index.trials[n]) for n in other}
-            moved = {n: t for n, t in seen.items() if t.measurement != self._told[n].measurement}
-            self._told |= moved
-        if moved or replaced:
-            self._searcher.correct(moved.values(), without=replaced)
+            changed = [n for n in self._told if before.at(n).fast != self._levels.at(n).fast]
+            seen = {n: self._index.seen(self._index.trials[n]) for n in changed}
+            updated = {n: t for n, t in seen.items() if t.measurement != self._told[n].measurement}
+            self._told |= updated
+        if updated or replaced:
+            self._searcher.correct(updated.values(), without=replaced)
 
     def refused(self, trial: Trial) -> None:
-        """Takes in that what was asked for cannot be run, for its reason."""
-        self._quiet = ""
+        """Process a requested trial that cannot be run; its `reason` says why."""
+        self._no_proposal = ""
         if trial.purpose is TrialPurpose.BASELINE:
             self._baseline, self._index.refused_baseline = None, trial
 
     def next_move(self, phase: StudyPhase, *, running: int, spent: Spent) -> Move | None:
-        """What is done next with `running` attempts under way; None: wait for them."""
+        """The next move; None: wait for the attempts that are running. `running`: their number."""
         if phase is StudyPhase.SEARCH:
             return self._search(running, spent)
         if running:
             return None
-        return self._measure_baseline() if phase is StudyPhase.BASELINE else self._measure_again()
+        return self._measure_baseline() if phase is StudyPhase.BASELINE else self._measure_final()
 
     def _measure_baseline(self) -> Move:
         if self._baseline is not None and TrialPurpose.BASELINE not in self._index.purposes:
@@ -204,7 +203,7 @@ class Phases:
         budget = self._study.budget
         if running >= max(1, budget.parallel_trials):
             return None
-        # a job's end cannot be moved, so that all who are tied must have had their rounds before it
+        # the end of a job is fixed, so all tied configs must have had their final rounds before it
         racing = (
             len(first_finalists(self._index.listed(), self._study))
             if spent.left_s is not None
@@ -212,27 +211,28 @@ class Phases:
         )
         reserve = self._index.reserve(self._study.measure, racing)
         reason = self._index.repeated_failure() or search_is_over(spent, budget, reserve)
-        if not reason and (again := self._measure_again_now()) is not None:
-            return Move(asks=(again,))
-        reason = reason or self._quiet or not_worth_it(self._searcher, self._index, budget)
+        if not reason and (repetition := self._repetition()) is not None:
+            return Move(asks=(repetition,))
+        reason = reason or self._no_proposal or not_worth_it(self._searcher, self._index, budget)
         config = None if reason else next(iter(self._searcher.ask(1)), None)
         if config is not None:
             ask = Ask(
                 config=config, purpose=TrialPurpose.SEARCH, reason=self._searcher.reason(config)
             )
             return Move(asks=(*self._reference_for(config), ask))
-        self._quiet = reason = reason or self._searcher.nothing_left()
+        self._no_proposal = reason = reason or self._searcher.nothing_left()
         if running:
             return None
-        may_run = not self._index.repeated_failure() and not search_is_over(
+        may_continue = not self._index.repeated_failure() and not search_is_over(
             replace(spent, trials=0), budget, reserve
         )
-        if may_run and (again := self._measure_again_now(at_end=True)) is not None:
-            return Move(asks=(again,))
+        if may_continue and (repetition := self._repetition(at_end=True)) is not None:
+            return Move(asks=(repetition,))
         return Move(phase=StudyPhase.FINALS, message=reason)
 
-    def _measure_again_now(self, *, at_end: bool = False) -> Ask | None:
-        """What the changes of the machine ask for; `at_end`: no further trial is asked for."""
+    def _repetition(self, *, at_end: bool = False) -> Ask | None:
+        """A measurement to repeat because the machine changed or may have: the baseline, or a config
+        that was judged unfairly; None if there is none. `at_end`: the search has ended."""
         default = self._index.baseline
         if default is not None and (reason := why_measure_default(self._index, at_end=at_end)):
             return Ask(config=default.config, purpose=TrialPurpose.BASELINE, reason=reason)
@@ -242,7 +242,7 @@ class Phases:
         reason = f"repeated: this config may beat the best, but trial {unfair.number} was measured before the machine changed, or was compared with a trial from before the change"
         return Ask(config=unfair.config, purpose=TrialPurpose.SEARCH, reason=reason)
 
-    def _measure_again(self) -> Move:
+    def _measure_final(self) -> Move:
         trials = self._index.listed()
         upcoming = next_final(first_finalists(trials, self._study), trials, self._study)
         if upcoming is None:
@@ -251,8 +251,8 @@ class Phases:
         return Move(asks=(Ask(config=upcoming.config, purpose=TrialPurpose.FINAL, reason=reason),))
 
     def _reference_for(self, config: ParallelConfig) -> tuple[Ask, ...]:
-        """The trial whose fp32 losses this config's will be held against; none where they are
-        known, or cannot be."""
+        """The reference trial whose fp32 losses will be compared with this config's. Empty if it is
+        not needed, was requested before, or the trainer reports no losses."""
         batch, baseline = config.global_batch_size, self._index.baseline
         known = batch * self._study.workload.seq_len in self._scorer.fp32_losses
         if (
@@ -267,7 +267,7 @@ class Phases:
             and baseline.measurement is not None
             and not baseline.measurement.losses
         ):
-            return ()  # this trainer does not tell its losses
+            return ()  # this trainer reports no losses
         reason = f"the fp32 reference for losses in other precisions at a global batch of {batch}"
         return (
             Ask(config=self._references.pop(batch), purpose=TrialPurpose.REFERENCE, reason=reason),

@@ -1,11 +1,11 @@
-"""What a study with a target does next: one proxy after another, until none is expected to change
-the target's ranking, or a budget ends it.
+"""Chooses the next move of a study with a target: run one proxy after another, until none is expected
+to change the target's ranking, or a budget ends the study.
 
     search   the proxy that the searcher proposes (`autotune.search.target_searcher`)
 
-Proxies are trainings of different workloads, so nothing compares one with another: there is no
-baseline to beat, no reference of losses, no reward and no final round. A proxy that fails is what
-the searcher learns memory and failures from, as of any trial.
+Proxies train different workloads and cannot be compared with each other: there is no baseline, no
+reference for losses, no reward and no final round. The searcher learns about memory and failures from
+failed proxies, as from any trial.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
 
 
 class ProxyPhases:
-    """Proposes the moves of one study with a target. Changed only by what it is told and asked."""
+    """Chooses the moves of one study with a target. Deterministic: its state depends only on the
+    calls."""
 
     def __init__(self, study: Study, searcher: TargetSearcher, index: TrialIndex) -> None:
         self._study, self._searcher, self._index = study, searcher, index
 
     def restore(self, past: list[Trial]) -> StudyPhase:
-        """Takes in the trials of an earlier controller, by number, that had not ended."""
+        """Restore the state from the trials of earlier controllers, after `learn` was called for
+        those that had ended. Returns the study's phase."""
         self._searcher.tell([t for t in past if not t.status.is_terminal])
         return StudyPhase.SEARCH if past else StudyPhase.BASELINE
 
     def learn(self, trial: Trial) -> None:
-        """Takes in a proxy that ended."""
+        """Process a proxy that ended."""
         self._searcher.tell([trial])
 
     def refused(self, trial: Trial) -> None:
-        """A proxy that cannot be run stays asked for: it is not proposed again."""
+        """Nothing to do: the searcher does not propose a rejected proxy again."""
 
     def next_move(self, phase: StudyPhase, *, running: int, spent: Spent) -> Move | None:
-        """What is done next with `running` attempts under way; None: wait for them."""
+        """The next move; None: wait for the attempts that are running. `running`: their number."""
         budget = self._study.budget
         if phase is StudyPhase.BASELINE:
             at_hand, target = self._searcher.at_hand, self._study.workload.cluster
@@ -54,11 +56,11 @@ class ProxyPhases:
             )
         if running >= max(1, budget.parallel_trials):
             return None
-        over = self._index.repeated_failure() or search_is_over(spent, budget, Reserve())
-        config = None if over else next(iter(self._searcher.ask(1)), None)
+        reason = self._index.repeated_failure() or search_is_over(spent, budget, Reserve())
+        config = None if reason else next(iter(self._searcher.ask(1)), None)
         if config is not None:
             return Move(asks=(self._ask(config),))
-        return None if running else Move(message=over or self._searcher.nothing_left())
+        return None if running else Move(message=reason or self._searcher.nothing_left())
 
     def _ask(self, config: ParallelConfig) -> Ask:
         proxy = self._searcher.proxy_for(config)
@@ -81,7 +83,7 @@ def phases_of(
     references: Mapping[int, ParallelConfig],
     refuse: Callable[[ParallelConfig], str],
 ) -> Phases | ProxyPhases:
-    """The phases of a study: proxies where it has a target."""
+    """The phases of a study: those of proxies if it has a target."""
     if study.at_hand is not None:
         return ProxyPhases(study, cast("TargetSearcher", searcher), index)
     return Phases(

@@ -1,9 +1,9 @@
-"""A program that cannot run at all: its first configs fail in the same way, before their first
-step.
+"""Detects a program that cannot run at all: its first configs fail in the same way, before their
+first step.
 
-Such a failure is of the program, its data or its environment, not of a config; trying further
-configs would spend the budget and tell nothing. Running out of memory, divergence, hangs and lost
-workers say something of the config or the cluster, and never count here.
+The cause is then the program, its data or its environment and not a config, so trying further
+configs would waste the budget. Running out of memory, divergence, hangs and lost workers depend on
+the config or the cluster, and are never counted here.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _UNKNOWN_OPTIONS = re.compile(
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _PLACE = re.compile(r"/tmp/[^\s'\"]+|\b0x[0-9a-f]+\b|\[?[\w.:]+\]?:\d{4,5}\b")
 SAME_FAILURES = 3
-"""configs that fail alike before the search ends"""
+"""number of configs that must fail in the same way"""
 KINDS = frozenset({FailureKind.ERROR, FailureKind.INVALID, FailureKind.METRICS_MISSING})
-"""failures that a program without a working config ends in"""
+"""failures that may have a cause other than the config"""
 
 
 def repeated_failure(trials: Iterable[Trial]) -> str:
-    """Why no config is going to run, in words; empty while one may.
+    """Why no config of the program can run; empty if one may.
 
-    It says so when at least `SAME_FAILURES` configs have failed, all with the same exception and
-    without a step, and none was measured.
+    That is the case if at least `SAME_FAILURES` configs failed, all with the same exception and
+    before their first step, and none was measured.
     """
     trials = list(trials)
     failures = [trial.failure for trial in trials if trial.failure is not None]
@@ -46,9 +46,9 @@ def repeated_failure(trials: Iterable[Trial]) -> str:
 
 
 def _cause(failure: Failure) -> tuple[str, str, int]:
-    """What makes two failures the same: kind, exception, and the step, counted from 0. Of options
-    that the program does not know the names count, since their values are the config's; folders,
-    addresses and ports are other ones in each attempt."""
+    """Key by which failures are compared: kind, exception, and step from 0. For unknown options only
+    their names are compared, because their values belong to the config; temporary folders, addresses
+    and ports are masked, because they differ between attempts."""
     text = failure.exception or failure.message
     if _UNKNOWN_OPTIONS.search(text):
         text = " ".join(_OPTION.findall(text))

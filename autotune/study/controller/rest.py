@@ -1,7 +1,6 @@
-"""What the study was asked to do instead of going on: to pause, to stop or to be cancelled. The
-strongest request so far holds.
+"""The request to pause, stop or cancel a study. The strongest request so far is in force.
 
-nothing < pause on request < interrupt < stop < cancel
+none < pause on request < interrupt < stop < cancel
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ _STRENGTH = (None, StudyStatus.PAUSED, StudyStatus.COMPLETED, StudyStatus.CANCEL
 
 
 class RestRequest:
-    """The status that the study shall come to rest in, and why."""
+    """The requested status of the study, and the reason."""
 
     def __init__(self) -> None:
         self.status: StudyStatus | None = None
-        """None: it goes on"""
+        """requested status; None: the study continues"""
         self.reason = ""
-        """in words"""
+        """message of the request"""
 
     def hear(
         self, event: PauseAsked | ResumeAsked | StopAsked | CancelAsked | InterruptAsked
     ) -> bool:
-        """Takes in what somebody asked for; whether that changes anything. Only a pause on request
-        can be taken back."""
+        """Process a request, and return whether it changes the status or reason. Only a pause on
+        request can be withdrawn."""
         before = self.status, self.reason
         match event:
             case PauseAsked():
@@ -51,8 +50,8 @@ class RestRequest:
         return (self.status, self.reason) != before
 
     def ask(self, status: StudyStatus, reason: str) -> bool:
-        """A request to come to rest; one that is not stronger than the present changes nothing.
-        Whether it changed anything."""
+        """Set the requested status and reason if the request is stronger than the current one.
+        Returns whether it is."""
         is_stronger = _strength(status, reason) > _strength(self.status, self.reason)
         if is_stronger:
             self.status, self.reason = status, reason
@@ -60,7 +59,7 @@ class RestRequest:
 
     @property
     def kills(self) -> bool:
-        """Whether running trials are ended rather than waited for."""
+        """Whether running trials are killed instead of awaited."""
         return self.status is StudyStatus.CANCELLED or (
             self.status is StudyStatus.PAUSED and self.reason != PAUSED_ON_REQUEST
         )

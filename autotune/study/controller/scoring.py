@@ -1,13 +1,12 @@
-"""Scoring: an attempt's end becomes a terminal trial, with its reward or its failure.
+"""Scoring: turns the end of an attempt into a terminal trial with its reward or failure.
 
-Rewards are relative to the baseline; when that could not be measured, to the first config that was.
-What the loss should look like is known from a trial in fp32 of the same global batch and seed: the
-baseline, where it is fp32 (it costs nothing more), else a reference trial of this or an earlier
-study. Every global batch has its own: after as many steps, or as many tokens, another batch is at
-another loss for good reasons. A trainer whose configs do not see the same batches in the same order
-(`Study.same_data`) has no such reference: there a loss is held against those of the other configs
-at the same number of tokens. Only trials that have ended before are looked at, and the comparison is stored with
-the measurement, so that no later trial changes a score.
+Rewards are relative to the baseline, or to the first measured config if the baseline could not be
+measured. Losses are compared with those of an fp32 trial of the same global batch and seed: the
+baseline if it is fp32 (at no extra cost), else a reference trial of this or an earlier study. Every
+global batch has its own reference, because the loss after a number of steps or tokens depends on the
+batch. For a trainer whose configs see different batches (`Study.same_data` is false), the loss is
+compared with those of the other configs at the same number of tokens. Only trials that ended before
+are used, and the comparison is stored with the measurement, so that no later trial changes a score.
 """
 
 from __future__ import annotations
@@ -31,40 +30,39 @@ from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, Trial
 from autotune.study.controller.infeasible import too_many_ranks
 
 HOPELESS = 0.99
-"""above this predicted probability of running out of memory a guess of the user is not tried
-either"""
+"""predicted probability of running out of memory above which even an enqueued config is not tried"""
 FOUND_WORSE = 0.5
-"""a trial whose loss at the same number of tokens scores less is not what other losses are held against"""
+"""score of the loss at equal tokens below which a trial's losses are not used for comparison"""
 SURELY_TOO_BIG = 0.95
-"""above this predicted probability of running out of memory the baseline is not tried"""
+"""predicted probability of running out of memory above which the baseline is not tried"""
 
 STOP_CONFIDENCE = 0.977
-"""A trial is stopped early only when it is slower than the best by more than chance explains with
-this probability: the quantile of two standard deviations, taken of Student's t because the noise
-between runs is estimated (`python -m tests.benchmarks.run_noise`)."""
+"""One-sided confidence that a trial is slower than the best before it is stopped early. It is the
+quantile of two standard deviations, applied to Student's t because the noise between runs is
+estimated (`python -m tests.benchmarks.run_noise`)."""
 SHOW_THE_DATA = (TrialPurpose.BASELINE, TrialPurpose.REFERENCE)
-"""trials that show what the data do to losses and gradients, whatever the config"""
+"""purposes of trials whose losses and gradient norms show the effect of the data alone"""
 
 
 class Scorer:
-    """Rewards and refuses trials of one study; learns the baseline from those that ended."""
+    """Scores the trials of one study relative to those that ended before."""
 
     def __init__(self, study: Study, fp32_losses: Mapping[int, tuple[float, ...]]) -> None:
         self.study = study
         self.reference: Measurement | None = None
         self.fp32_losses = dict(fp32_losses)
-        """losses of an fp32 trial by tokens per step"""
+        """losses of an fp32 trial, by tokens per step"""
         self.data_norms: dict[int, tuple[float, ...]] = {}
-        """gradient norms by tokens per step of the fp32 trial, or of the baseline until there is
-        one: what spikes in them is the data's fault"""
+        """gradient norms by tokens per step, of the fp32 trial, or of the baseline until there is
+        one; their spikes are caused by the data"""
         self._curves: list[LossCurve] = []
-        """of the trials that ended so far, where configs do not see the same data; of the baseline
-        the first alone, however often it was measured"""
+        """loss curves of ended trials if configs see different data; only the first of the
+        baseline"""
         self._has_default_curve = False
         self._failures: Counter[FailureKind] = Counter()
 
     def learn(self, trial: Trial) -> None:
-        """Takes in a terminal trial."""
+        """Process a terminal trial."""
         if trial.failure is not None:
             self._failures[trial.failure.kind] += 1
         if not trial.is_measured or trial.measurement is None or trial.stands_for is not None:
@@ -93,7 +91,7 @@ class Scorer:
         return LossCurve.of(trial.config, measurement, self.study.measure.warmup_steps)
 
     def ended(self, trial: Trial, event: AttemptEnded) -> Trial:
-        """The trial made terminal by its last attempt's end."""
+        """The terminal trial that results from the end of its last attempt."""
         measurement = (
             event.measurement
             if trial.stands_for is not None
@@ -132,7 +130,7 @@ class Scorer:
         )
 
     def _compared(self, trial: Trial, measurement: Measurement | None) -> Measurement | None:
-        """The measurement with what its losses and gradients are held against."""
+        """The measurement with its reference losses, reference gradient norms or loss comparison."""
         if measurement is not None and (
             losses := self.fp32_losses.get(measurement.tokens_per_step)
         ):
@@ -147,14 +145,14 @@ class Scorer:
         return measurement
 
     def late(self, trial: Trial | None, event: AttemptEnded) -> Trial | None:
-        """What a late report says of its trial; None when that trial is not over, so that the
-        report must not touch it."""
+        """The trial as a late report would have ended it; None if the trial is not terminal, so that
+        the report must not change it."""
         if trial is None or not trial.status.is_terminal:
             return None
         return trial if event.cancelled else self.ended(trial, event)
 
     def refusal(self, trial: Trial, capacity: int) -> str:
-        """Why the trial is not run at all, in words; empty when it is."""
+        """Why the trial cannot be run; empty if it can."""
         if trial.config.world_size > capacity:
             return too_many_ranks(capacity)
         chance = float(trial.estimate.oom_probability) if trial.estimate is not None else 0.0
@@ -169,12 +167,13 @@ class Scorer:
         return ""
 
     def time_to_beat(self, trial: Trial, best: Trial | None, level: float = 0.0) -> float | None:
-        """Step time, s, above which this trial cannot win even with perfect stability; None when
-        that cannot be said. `best`: at the machine's first level; `level`: of the machine now.
+        """Step time, s, above which this trial cannot win even with perfect stability; None if that
+        is unknown. `best`: corrected to the machine's first level; `level`: the machine's current
+        level, in ln tokens/s.
 
-        (1 - w) * ln(tokens_per_s / reference) + w * 1 > best.total, solved for the step time, plus
-        what two runs of one config differ by (`STOP_CONFIDENCE`). Only for the objective
-        throughput: the others hang on more than the step time.
+        (1 - w) * ln(tokens_per_s / reference) + w * 1 > best.total, solved for the step time, with a
+        margin for the noise between two runs (`STOP_CONFIDENCE`). Only for the objective throughput,
+        because the others depend on more than the step time.
         """
         w = self.study.objective.stability_weight
         if (
@@ -195,7 +194,7 @@ class Scorer:
         )
 
     def tally(self) -> str:
-        """The failures so far by kind, in words."""
+        """The numbers of failures by kind, as text for a message."""
         return (
             ", ".join(f"{n} {kind.words}" for kind, n in self._failures.most_common())
             or "none was completed"
@@ -203,6 +202,6 @@ class Scorer:
 
 
 def noise_between_two_runs(best: Trial) -> float:
-    """By how much ln speed a run may be behind the best and still be of an equal config."""
+    """Difference in ln tokens/s up to which a slower run may be of a config as fast as the best."""
     noise = RunNoise.of([best.measurement] if best.measurement is not None else [])
     return noise.behind(STOP_CONFIDENCE)

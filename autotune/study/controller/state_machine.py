@@ -1,16 +1,16 @@
-"""The controller: what a study does next. A pure machine: events in, commands out; no clock, no
-I/O, no randomness of its own.
+"""The controller: decides what a study does next. A pure state machine: events in, commands out; no
+clock, no I/O, no randomness.
 
     baseline -> search -> finals -> ended
 
 It owns the status of every trial, the ranks in use, the budget, retries, deadlines, pause, stop and
-cancel. It is rebuilt from the trials of the store: what was told is told again in the same order,
-so the searcher goes on with the same next config, and a trial whose attempt was cut off gets
-another attempt.
+cancel. It is restored from the trials in the store: they are told to the searcher again in the same
+order, so that it proposes the same next config, and a trial whose attempt was cut off gets another
+attempt.
 
-Laws, checked by a state machine test over any order of events: never more ranks than the capacity,
-never more trials than the budget; a trial becomes terminal once and stays so; every trial that was
-asked is told exactly once.
+Invariants, checked by a state machine test with arbitrary sequences of events: never more ranks than
+the capacity; never more trials than the budget; a trial becomes terminal once and stays so; every
+trial that the searcher was asked for is told to it exactly once.
 """
 
 from __future__ import annotations
@@ -102,21 +102,21 @@ class Controller:
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
         goes_on: bool = False,
     ) -> None:
-        """What it needs of the study and of the machine:
+        """Inputs from the study and the machine:
 
-            capacity                   ranks of the runner
-            baseline                   the baseline; None: there is none to beat
+            capacity                   number of ranks of the runner
+            baseline                   the baseline; None if there is none
             predict, correct, refuse   see `admission`
-            references                 fp32 configs by global batch. Each is measured before another precision is tried at its batch, the baseline aside
-            fp32_losses                losses by tokens per step that earlier studies measured
-            goes_on                    whether the study's job begins again after its end, so that no winner must be named before
+            references                 fp32 configs by global batch. Each is measured before other precisions are tried at its batch, except the baseline
+            fp32_losses                losses measured by earlier studies, by tokens per step
+            goes_on                    whether the study's job is restarted after its end, so that no winner need be decided before
 
-        and of the controllers before it:
+        and from earlier controllers:
 
-            past                       the trials of the store, terminal ones in the order in which they ended
-            lost                       by trial, how many of its attempts were lost
-            elapsed_s, gpu_s           running time and rank-seconds at the last checkpoint; `gpu_s` None: add up what was measured
-            stop_reason                why the search has ended, where it has
+            past                       the stored trials, terminal ones in the order in which they ended
+            lost                       number of lost attempts by trial number
+            elapsed_s, gpu_s           running time and rank-seconds at the last checkpoint; `gpu_s` None: add up the measured trials
+            stop_reason                why the search has ended; empty if it has not
         """
         self.study_id, self.study = study_id, study
         self.attempts = Attempts(capacity, lost)
@@ -153,7 +153,7 @@ class Controller:
         self._goes_on = goes_on
         self._left_s: float | None = None
         self._longest_s = 0.0
-        """of the attempts that ended with a measurement, from their launch on"""
+        """longest time of an attempt that ended with a measurement, from its launch, s"""
         self._out: list[Command] = []
         self._restore(past)
         self._accounts = Accounts(
@@ -161,7 +161,7 @@ class Controller:
         )
 
     def handle(self, event: Event) -> list[Command]:
-        """Takes in one event; what is to be done about it, in order."""
+        """Process one event and return the commands to carry out, in order."""
         match event:
             case Tick():
                 self._left_s = event.left_s
@@ -191,8 +191,8 @@ class Controller:
 
     @property
     def cut_off(self) -> tuple[AttemptId, ...]:
-        """Attempts that ran when an earlier controller ended, until the first `Tick`: those that
-        nobody adopts are launched again."""
+        """Attempts that were running when an earlier controller ended. Those that are not adopted
+        before the first `Tick` are launched again."""
         return tuple(
             AttemptId(self.study_id, number, self.trials[number].attempts)
             for number in self._cut_off
@@ -200,7 +200,7 @@ class Controller:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the study has been running, without pauses."""
+        """Running time of the study without pauses, s."""
         return self._accounts.elapsed_s
 
     @property
@@ -210,12 +210,12 @@ class Controller:
 
     @property
     def best(self) -> Trial | None:
-        """The best measured so far."""
+        """The best measured trial so far."""
         return self.index.best
 
     @property
     def spent(self) -> Spent:
-        """What is used up of the budget."""
+        """The used part of the budget."""
         usual_s = self.index.usual_s
         longest = max(1.0, self._longest_s / usual_s) if usual_s else 1.0
         return replace(
@@ -228,11 +228,11 @@ class Controller:
         return self._infeasible.counts
 
     def late(self, event: AttemptEnded) -> Trial | None:
-        """What a late report says of its trial; None when that trial is not over, so that the
-        report must not touch it."""
+        """The trial as a late report would have ended it; None if the trial is not terminal, so that
+        the report must not change it."""
         return self._scorer.late(self.trials.get(event.id.trial), event)
 
-    # ---- what happened
+    # ---- events
 
     def _restore(self, past: Sequence[Trial]) -> None:
         for trial in past:
@@ -260,8 +260,8 @@ class Controller:
                 else:
                     self._retry(attempt.trial, CUT_OFF)
             self._cut_off = []
-            # an earlier controller may have asked for a trial and died before it refused it, or had
-            # a runner with more ranks
+            # an earlier controller may have stored a trial and died before it rejected it, or had a
+            # runner with more ranks
             self._waiting = [n for n in self._waiting if not self._is_refused(self.trials[n])]
         self._accounts.pass_time(now_s)
 
@@ -294,11 +294,11 @@ class Controller:
             self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
 
     def _end_trial(self, trial: Trial) -> None:
-        known = len(self.index.levels.changes)
+        known_changes = len(self.index.levels.changes)
         self.index.put(trial)
         self._out.append(EndTrial(trial=trial))
         self._learn(trial)
-        if len(changes := self.index.levels.changes) > known:
+        if len(changes := self.index.levels.changes) > known_changes:
             again = tuple(t.number for t in unfairly_judged(self.index, self.study))
             self._out.append(NoteMachineChange(change=changes[-1], again=again))
 
@@ -306,7 +306,7 @@ class Controller:
         self._scorer.learn(trial)
         self._phases.learn(trial)
 
-    # ---- what to do next
+    # ---- decisions
 
     def _advance(self) -> None:
         now_s = self._accounts.now_s
@@ -328,7 +328,7 @@ class Controller:
             self._pause_in_time()
             self._cancel_all(TIME_IS_OVER)
         if self._rest.status is None:
-            self._go_on()
+            self._continue()
         elif not self.attempts.live:
             self._come_to_rest()
 
@@ -342,12 +342,12 @@ class Controller:
 
     @property
     def _lacks_time(self) -> bool:
-        """Whether the job ends before a trial that begins now."""
+        """Whether the job would end before a trial that starts now."""
         return self._left_s is not None and self._left_s <= max(self.index.usual_s, self._longest_s)
 
     def _rest_in_time(self) -> None:
-        """Before the job ends: with a winner where the finals have had their rounds, further ones
-        aside that a tie asks for; else paused."""
+        """Finish the study before its job ends, if all finalists had the minimum number of final
+        rounds; otherwise pause it."""
         if self.phase is StudyPhase.FINALS and not self._goes_on and self._ending.has_final_rounds:
             self._finish("")
             return
@@ -361,7 +361,7 @@ class Controller:
     def _note_rest(self) -> None:
         self._out.append(NoteRest(status=self._rest.status, reason=self._rest.reason))
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         while self.phase is not StudyPhase.ENDED:
             if self._lacks_time:
                 if not self.attempts.live:
@@ -399,15 +399,15 @@ class Controller:
             self._waiting.append(trial.number)
 
     def _is_refused(self, trial: Trial) -> bool:
-        """Whether a trial of the store cannot be run any more, because the runner has fewer ranks
-        than before; then it ends: as INFEASIBLE, or as CANCELLED where an attempt of it ran."""
+        """Whether a trial cannot be run, for example because the runner has fewer ranks than before.
+        Then it is ended as INFEASIBLE, or as CANCELLED if an attempt of it ran."""
         if refusal := self._admission.refusal(trial):
             status = TrialStatus.CANCELLED if trial.attempts else TrialStatus.INFEASIBLE
             self._end_trial(replace(trial, status=status, reason=refusal))
         return bool(refusal)
 
     def _may_start(self, trial: Trial) -> bool:
-        """Whether there are ranks for it, and its reference is there."""
+        """Whether enough ranks are free, and the trial's reference is not running."""
         running = [self.trials[attempt.number] for attempt in self.attempts.live.values()]
         return trial.config.world_size <= self.attempts.free and not awaits_reference(
             trial, running
@@ -440,8 +440,8 @@ class Controller:
         self.phase = StudyPhase.ENDED
 
     def _finish(self, why: str, *, cancelled: bool = False, stop_reason: str = "") -> None:
-        """Ends the study with what is known; `why` is empty when it ran its course, which
-        `stop_reason` may say why."""
+        """End the study with the results so far. `why`: reason of an early end, else empty;
+        `stop_reason`: why nothing is left to do."""
         for number in self._waiting:
             self._end_trial(replace(self.trials[number], status=TrialStatus.CANCELLED, reason=why))
         self._waiting = []

@@ -1,8 +1,8 @@
-"""All trials of a study with running counts and the best so far, so that a study of 10,000 trials
-decides as fast as one of 10.
+"""All trials of a study with running totals and the best so far, so that decisions in a study of
+10,000 trials are as fast as in one of 10.
 
-Trials are kept as they were measured. Whatever is compared is compared as it would have come out at
-the machine's first level (`seen`).
+Trials are stored as they were measured; for comparisons they are corrected to the machine's first
+level (`seen`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from autotune.study.controller.budget import Reserve
 from autotune.study.controller.repeated_failure import SAME_FAILURES, repeated_failure
 
 ASKED = (TrialPurpose.SEARCH, TrialPurpose.PROXY)
-"""trials that the searcher asks for"""
+"""purposes of trials proposed by the searcher"""
 
 
 class TrialIndex:
-    """All trials by number; a trial is put again whenever it changed."""
+    """All trials by number. `put` a trial again whenever it changed."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
         self.trials: dict[int, Trial] = {}
         self.asked = 0
-        """trials that the searcher asked for, without the cancelled and INFEASIBLE ones"""
+        """number of trials proposed by the searcher, without CANCELLED and INFEASIBLE ones"""
         self.failed = 0
-        """trials that failed, of any purpose"""
+        """number of failed trials of any purpose"""
         self.baseline: Trial | None = None
         """first measurement of the baseline"""
         self.refused_baseline: Trial | None = None
-        """the baseline where it cannot be run, and why; no trial of the study"""
+        """the baseline if it cannot be run, with the reason; not a trial of the study"""
         self.levels = MachineLevels()
-        """how fast the machine was in each trial"""
+        """speed of the machine during each trial, relative to its first level"""
         self.measured: Counter[ParallelConfig] = Counter()
         """how often each config was measured, for any purpose"""
         self._best: Trial | None = None
@@ -51,7 +51,7 @@ class TrialIndex:
         self._baseline_seconds = 0.0
 
     def put(self, trial: Trial) -> None:
-        """Stores the trial in its present state."""
+        """Store the trial in its current state."""
         before = self.trials.get(trial.number)
         if before is not None:
             self._count(before, -1)
@@ -61,29 +61,29 @@ class TrialIndex:
             self._learn(trial)
 
     def seen(self, trial: Trial) -> Trial:
-        """The trial as it would have come out at the machine's first level; the same where the
-        machine did not change."""
+        """The trial corrected to the machine's first level; unchanged if the machine did not
+        change."""
         return self.levels.seen(trial, self._study.objective.stability_weight)
 
     def all_seen(self) -> Iterator[Trial]:
-        """All trials so, in the order in which they were kept."""
+        """All trials corrected to the machine's first level, in the order in which they were added."""
         return map(self.seen, self.trials.values())
 
     @property
     def best(self) -> Trial | None:
-        """The best first measurement at the machine's first level: the first of
-        `finals.contenders`."""
+        """The best first measurement, corrected to the machine's first level; None without one.
+        Equals the first of `finalists.contenders`."""
         return self._best or self._best_stopped
 
     @property
     def measured_gpu_s(self) -> float:
-        """Rank-seconds of the measurements, by the clocks that measured them."""
+        """Rank-seconds of all measurements, by the clocks of the trials."""
         return self._gpu_seconds
 
     @property
     def trial_s(self) -> float:
-        """Mean seconds of a measured trial that the searcher asked for; before there is one, of any
-        measured trial. By the clocks that measured it, so that a restart finds the same."""
+        """Mean time of the measured trials proposed by the searcher, s; before there is one, of any
+        measured trial. By the clocks of the trials, so that it is the same after a restart."""
         return (
             self._search_seconds / self._searched
             if self._searched
@@ -92,21 +92,21 @@ class TrialIndex:
 
     @property
     def baseline_s(self) -> float:
-        """Mean seconds of a run of the baseline, by the clocks that measured it."""
+        """Mean time of a run of the baseline, s; 0 before the first."""
         return self._baseline_seconds / max(1, self._baselines)
 
     @property
     def purposes(self) -> set[TrialPurpose]:
-        """What there were trials for, cancelled ones aside."""
+        """Purposes of all trials that were not cancelled."""
         return {t.purpose for t in self.trials.values() if t.status is not TrialStatus.CANCELLED}
 
     def listed(self) -> list[Trial]:
-        """By number."""
+        """All trials, sorted by number."""
         return [self.trials[number] for number in sorted(self.trials)]
 
     def repeated_failure(self) -> str:
-        """Why no config is going to run, in words; empty while one may. Costs nothing once a trial
-        was measured."""
+        """Why no config of the program can run; empty if one may. Trivial once a trial was
+        measured."""
         return (
             ""
             if self._runs or self.failed < SAME_FAILURES
@@ -115,17 +115,18 @@ class TrialIndex:
 
     @property
     def usual_s(self) -> float:
-        """Mean time of the trials that were measured; 0 before the first."""
+        """Mean time of all measured trials, s; 0 before the first."""
         return self._seconds / self._runs if self._runs else 0.0
 
     def reserve(self, measure: MeasureSpec, racing: int = 0) -> Reserve:
-        """What one more trial and the finals are expected to take, at the mean of the trials so
-        far. `racing`: configs that would race now, where that is known."""
+        """Expected time and rank-seconds of one more trial and the finals, from the mean of the
+        trials so far; 0 before two were measured. `racing`: number of configs that would race now,
+        if known."""
         if self._runs < 2 or measure.finalists == 0:
             return Reserve()
-        who = max(racing, min(measure.finalists + (self.baseline is not None), self._runs))
-        runs = measure.final_rounds * who + 1
-        more_steps = who * max(0, measure.stability_steps - measure.max_steps)
+        racers = max(racing, min(measure.finalists + (self.baseline is not None), self._runs))
+        runs = measure.final_rounds * racers + 1
+        more_steps = racers * max(0, measure.stability_steps - measure.max_steps)
         return Reserve(
             wall_s=(runs * self._seconds + more_steps * self._step_seconds) / self._runs,
             gpu_s=(runs * self._gpu_seconds + more_steps * self._gpu_step_seconds) / self._runs,
@@ -172,7 +173,7 @@ class TrialIndex:
             self._compare(trial)
 
     def _compare(self, trial: Trial) -> None:
-        """Takes in a trial that is the best so far or is not."""
+        """Make the trial the best so far if it is."""
         is_completed = trial.status is TrialStatus.COMPLETED
         best = self._best if is_completed else self._best_stopped
         reward = self.levels.reward(trial, self._study.objective.stability_weight)
@@ -187,7 +188,7 @@ class TrialIndex:
 
 
 def seconds_of(trial: Trial) -> float:
-    """Seconds that a measured trial took, by the clock that measured it."""
+    """Time that a trial took for setup and steps, by its own clock, s; 0 without a measurement."""
     return (
         trial.measurement.setup_s + math.fsum(trial.measurement.step_times_s)
         if trial.measurement is not None

@@ -1,5 +1,5 @@
-"""A trial as a request to the runner: how long it is measured, what it has to beat, whether its
-step is profiled; and whether it may be made yet."""
+"""Makes the request to the runner for a trial: its number of steps, the step time it has to beat,
+whether it is profiled. Also decides whether the trial must wait for its reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.study.controller.trial_index import TrialIndex
 def request_for(
     trial: Trial, study_id: str, study: Study, index: TrialIndex, scorer: Scorer
 ) -> TrialRequest:
-    """The next attempt of a trial; `trial.attempts` counts it already."""
+    """The request for the next attempt of a trial; `trial.attempts` includes it."""
     is_search, is_reference = (
         trial.purpose is TrialPurpose.SEARCH,
         trial.purpose is TrialPurpose.REFERENCE,
@@ -44,7 +44,8 @@ def request_for(
 
 
 def awaits_reference(trial: Trial, running: Iterable[Trial]) -> bool:
-    """Whether the fp32 reference of its batch still runs: its losses are compared with those."""
+    """Whether the fp32 reference of the trial's batch is still running, with whose losses the
+    trial's will be compared."""
     batch = trial.config.global_batch_size
     return any(
         t.purpose is TrialPurpose.REFERENCE and t.config.global_batch_size == batch for t in running
@@ -52,6 +53,7 @@ def awaits_reference(trial: Trial, running: Iterable[Trial]) -> bool:
 
 
 def _is_last_round(config: ParallelConfig, study: Study, index: TrialIndex) -> bool:
+    """Whether the next final run of the config is its last regular round."""
     finals = [
         t for t in index.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config
     ]

@@ -1,1 +1,1 @@
-"""The finals: which configs are measured again, which rounds count, and who won."""
+"""The finals: which configs are re-measured, which rounds count, and which config wins."""

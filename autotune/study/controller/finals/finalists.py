@@ -1,25 +1,24 @@
-"""The finals: a race of the best configs and the baseline, measured again in turn, before a winner
-is named.
+"""The finals: re-measure the best configs and the baseline alternately before a winner is decided.
 
-The best of many noisy measurements is on average too good (the winner's curse), and a machine
-drifts while a study runs. So the claim does not rest on the search's own numbers: finalists and
-baseline alternate, every other round in the opposite order, which cancels a linear drift, and each
-config is held against the baseline of the same rounds, with equally many steps of each.
+The best of many noisy measurements is biased upward (the winner's curse), and the machine drifts
+during a study. So the result is not based on measurements of the search: finalists and baseline
+alternate, every second round in reverse order, which cancels a linear drift, and each config is
+compared with the baseline of the same rounds, with equally many steps of each.
 
-    finalists   the best `MeasureSpec.finalists` that ran to their end, and all whose first measurement cannot be told from the best's
-    a round     all that are still in the race; who is surely behind the leader drops out after `MeasureSpec.final_rounds` rounds
-    the end     one is surely ahead of all others, or what the others may be ahead by is under `WORTH`, or `RACE` times the runs of
+    finalists   the best `MeasureSpec.finalists` configs that were measured to the end, and all whose first measurement is statistically tied with the best
+    round       one run of each config still in the race. After `MeasureSpec.final_rounds` rounds, configs that are significantly behind the leader drop out
+    end         one config is significantly ahead of all others, or the others are ahead by less than `WORTH` at most, or `RACE` times the runs of
                 `final_rounds` rounds of `finalists` and baseline are used up
-    late comers who stands above all that raced, now that the finals have shown how good these are: the best `finalists` of them race with the baseline next, for
-                `final_rounds` rounds; and so on until nobody stands above, or as many runs as the first race may take are used up. The last ones go on while they
-                stand above the leader and were measured less often
+    late contenders  configs whose first measurement is above all that raced, by the results of the finals. The best `finalists` of them race with the baseline for
+                `final_rounds` rounds, then those above these, until there are none, or as many runs as the first race may take are used up. The last ones
+                continue while they are above the leader and have fewer runs than it
 
-"Surely" is the 95% interval of `autotune.reward.run_noise`. A config that fails when it is
-re-measured cannot win. The last round may be longer (`MeasureSpec.stability_steps`): its losses,
-norms and memory are what the winner's stability is judged by, and a config that diverges there is
-out. Who has won is decided in `winner`.
+"Significantly" means outside the 95% interval of `autotune.reward.run_noise`. A config that fails
+when it is re-measured cannot win. The last round may be longer (`MeasureSpec.stability_steps`): the
+winner's stability is judged by its losses, norms and memory, and a config that diverges in it is
+out. `winner` decides who has won.
 
-All of this is a function of the trials, so a study that is interrupted in its finals goes on with
+All of this is a function of the trials, so a study that is interrupted in its finals continues with
 the next measurement.
 """
 
@@ -66,19 +65,19 @@ from autotune.study.controller.finals.rounds import (
 from autotune.study.controller.finals.too_noisy import too_noisy
 
 WORTH = 0.01
-"""For a smaller relative gain no further round is run."""
+"""relative gain below which no further round is run"""
 LOST = 2
-"""Rounds in which the machine changed are repeated, at most so many."""
+"""maximum number of rounds that are repeated because the machine changed"""
 ROUNDING = 1e-9
-"""difference of two rewards that is rounding"""
+"""difference of two rewards that counts as rounding error"""
 RACE = 2
-"""A race takes at most so many times the runs of `final_rounds` rounds of `finalists` and
-baseline."""
+"""maximum runs of a race, as a multiple of those of `final_rounds` rounds of `finalists` and
+baseline"""
 
 
 def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """All measured trials that compete but the finals', one for each config, as they would have
-    come out at the machine's first level; best reward first."""
+    """The first measured trial of each config that competes, corrected to the machine's first level;
+    best reward first. Trials of the finals are not included."""
     seen = at_first_level(trials, study.objective.stability_weight)
     return sorted(
         (t for t in counted_once(seen) if t.reward is not None and competes(t, study)),
@@ -87,14 +86,14 @@ def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
 
 
 def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """First measurements that may win as they are, best first: trials that were stopped early only
-    where nothing completed."""
+    """First measurements that may win without finals, best first. Trials that were stopped early are
+    included only if none completed."""
     measured = first_measurements(trials, study)
     return [t for t in measured if t.status is TrialStatus.COMPLETED] or measured
 
 
 def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
-    """The first finalists, and the late comers that were measured beside the baseline."""
+    """The first finalists, and late contenders that have final rounds together with the baseline."""
     first, finals, baseline = (
         first_finalists(trials, study),
         ended_finals(trials),
@@ -105,13 +104,13 @@ def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig,
 
 
 def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
-    """Who is re-measured: the baseline, where it was measured, the best other configs
-    (`MeasureSpec.finalists`), and those that cannot be told from the best; empty when that is under
-    two.
+    """The configs that are re-measured first: the baseline, if it was measured, the best other
+    configs (`MeasureSpec.finalists`), and those statistically tied with the best. Empty if there are
+    fewer than two.
 
-    Trials that were stopped because they cannot win take part only where there is nothing else to
-    compare. A lucky measurement of another may have stopped them: then the finals show how good
-    that is, and they join as late comers.
+    Trials that were stopped early because they cannot win take part only if there is nothing else to
+    compare. If they were stopped because of a lucky measurement of another config, the finals show
+    that, and they join as late contenders.
     """
     baseline, least = baseline_of(trials), study.measure.finalists
     first = [baseline.config] if baseline is not None else []
@@ -126,73 +125,76 @@ def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConf
 
 
 def _is_behind(trial: Trial, best: Trial, study: Study) -> bool:
-    """Whether one measurement each shows that the trial is worse."""
+    """Whether the trial is significantly worse, by one measurement each."""
     noise = RunNoise.of(t.measurement for t in (trial, best) if t.measurement is not None)
     difference = total_of(best) - total_of(trial)
     return difference > slope_of(study) * noise.half_width(1, confidence=0.9)
 
 
 def least_runs(study: Study, who: Sequence[ParallelConfig] | None = None) -> int:
-    """Measurements of the first race's `final_rounds` rounds, where nobody fails. `who`: the first
-    finalists, once they are known."""
+    """Number of measurements of the first race's `final_rounds` rounds if no config fails. `who`: the
+    first finalists; None while they are unknown."""
     expected = 1 + min(study.measure.finalists, study.budget.max_trials)
     return study.measure.final_rounds * (expected if who is None else len(who))
 
 
 def most_runs(study: Study) -> int:
-    """Measurements that the first race takes at most, repeated rounds aside; so do all races of
-    late comers together. A search of few trials gets few finals: they decide between no more
-    configs than it tried."""
+    """Maximum number of measurements of the first race, without repeated rounds; also the maximum of
+    all races of late contenders together. Limited by the number of search trials, because the finals
+    decide between no more configs than that."""
     return max(least_runs(study), min(RACE * least_runs(study), study.budget.max_trials))
 
 
 def longest_finals(study: Study) -> int:
-    """Measurements of all races at most, repeated rounds aside: the first one, in which all that
-    are tied run `final_rounds` rounds, the run of the baseline that closes it, and late comers."""
+    """Maximum number of measurements of all races, without repeated rounds: the first race with
+    `final_rounds` rounds of all tied configs, the run of the baseline that closes it, and the races
+    of late contenders."""
     least, references = study.measure.finalists, len(study.reference_batches)
     configs = min(RACE * (least + 1), 1 + study.budget.max_trials + references)
     return max(most_runs(study), study.measure.final_rounds * configs) + 1 + most_runs(study)
 
 
 def expected_runs(study: Study) -> str:
-    """How many runs a study takes and what for, as people are told before it begins; empty for one
-    of proxies, whose trials are chosen as it goes."""
+    """A sentence for users about the expected number of runs and their purposes; empty for a study
+    of proxies, whose trials are chosen as it runs."""
     if study.at_hand is not None:
         return ""
     most, least = study.budget.max_trials, least_runs(study)
     search = f"up to {most} search trials" if most > 1 else "1 search trial"
     if most > 1:
         search += " (fewer once no other config is likely to be faster)"
-    beside = "repeats if a worker is lost or the machine's speed changes"
+    not_counted = "repeats if a worker is lost or the machine's speed changes"
     if study.reference_batches:
-        beside = f"fp32 references for losses, one per global batch size, and {beside}"
+        not_counted = f"fp32 references for losses, one per global batch size, and {not_counted}"
     best = min(study.measure.finalists, most)
     if not (least and best):
-        return f"expect up to {most + 1} runs: the baseline and {search}. Not counted: {beside}"
+        return (
+            f"expect up to {most + 1} runs: the baseline and {search}. Not counted: {not_counted}"
+        )
     raced = f"the best {best}" if best > 1 else "the best"
     longest = longest_finals(study)
     return (
         f"expect up to {most + 1 + least} runs, or up to {most + 1 + longest} if configs are close: the baseline, {search}, up to {least} finals that re-measure {raced} and "
-        f"the baseline side by side, and up to {longest - least} more finals while the winner is unclear. Not counted: {beside}"
+        f"the baseline side by side, and up to {longest - least} more finals while the winner is unclear. Not counted: {not_counted}"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextFinal:
-    """What is measured next."""
+    """The next measurement of the finals."""
 
     config: ParallelConfig
     round: int
-    """of the baseline, from 0"""
+    """round of the finals, from 0"""
     of_race: int
-    """the same, from 0 at the beginning of its race"""
+    """round of its race, from 0"""
     is_late: bool = False
-    """whether late comers race"""
+    """whether this is a race of late contenders"""
     is_closing: bool = False
-    """whether the baseline closes a race that ended with the round that it opened"""
+    """whether this is a run of the baseline that closes the last round of a race"""
 
     def reason(self, measure: MeasureSpec) -> str:
-        """Why it is measured, in words."""
+        """Why the config is measured, for the trial's record."""
         n, least = self.of_race + 1, measure.final_rounds
         if self.is_closing:
             return "re-measured to check whether the machine changed"
@@ -204,9 +206,9 @@ class NextFinal:
 def next_final(
     who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study
 ) -> NextFinal | None:
-    """What to measure next; None when nothing is left to decide, the runs are used up, or a race
-    cannot be run whole because the runner has fewer ranks than before. `who`: the first finalists.
-    `trials`: of the whole study."""
+    """The next measurement; None if nothing is left to decide, the runs are used up, or a race cannot
+    be completed because the runner has fewer ranks than before. `who`: the first finalists;
+    `trials`: all trials of the study."""
     finals, failed = ended_finals(trials), failed_in_finals(trials)
     alive = raced = [c for c in who if c not in failed]
     if len(raced) < 2 or not study.measure.final_rounds or cannot_run(finals):
@@ -228,7 +230,8 @@ def next_final(
 def _missing(
     alive: Sequence[ParallelConfig], done: Mapping[ParallelConfig, int], rounds: int
 ) -> ParallelConfig | None:
-    """Who is next in a round. `done`: rounds by config."""
+    """The config that is next in round `rounds`; None if the round is complete. `done`: number of
+    rounds by config."""
     return next((c for c in (alive if rounds % 2 == 0 else alive[::-1]) if done[c] <= rounds), None)
 
 
@@ -239,7 +242,7 @@ def _first_race(
     study: Study,
     rounds: int,
 ) -> list[ParallelConfig]:
-    """Who runs another round after so many; nobody when the race is over."""
+    """The configs that run another round after `rounds`; empty if the race is over."""
     if rounds < study.measure.final_rounds:
         return list(alive)
     alive = _still_racing(alive, trials, study, rounds)
@@ -253,10 +256,10 @@ def _first_race(
 def _next_late(
     who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
 ) -> NextFinal | None:
-    """The same after the first race of so many rounds: of the best configs that stand above all
-    that raced, with the baseline; then of those that stand above these, until nobody does or the
-    runs of late comers are used up. They begin with an even round, so that each pair of rounds lies
-    between two runs of the baseline."""
+    """The next measurement of late contenders after the first race, which had `rounds` rounds; None
+    if there are none or their runs are used up. The best configs above all that raced run together
+    with the baseline, then those above these, and so on. A race begins with an even round, so that
+    each pair of rounds lies between two runs of the baseline."""
     finals, failed, baseline = ended_finals(trials), failed_in_finals(trials), baseline_of(trials)
     raced, known, least = [c for c in who if c not in failed], list(who), study.measure.final_rounds
     if baseline is None or baseline.config not in raced or too_noisy(trials, baseline) is not None:
@@ -265,7 +268,7 @@ def _next_late(
     while True:
         after_closing = left - rounds % 2
         seats = min(max(1, study.measure.finalists), after_closing // least - 1)
-        joining = _late_comers(raced, known, trials, study, rounds)[: max(0, seats)]
+        joining = _late_contenders(raced, known, trials, study, rounds)[: max(0, seats)]
         if not joining:
             return None
         done = {default: len(measured_finals(default, finals))}
@@ -282,7 +285,7 @@ def _next_late(
                 return NextFinal(config=config, round=rounds, of_race=rounds - began, is_late=True)
             rounds, left = rounds + 1, left - len(alive)
             if rounds - began >= least:
-                others = _late_comers([*raced, *late], known, trials, study, rounds)
+                others = _late_contenders([*raced, *late], known, trials, study, rounds)
                 alive = (
                     []
                     if others
@@ -291,26 +294,26 @@ def _next_late(
         raced += late
 
 
-def _late_comers(
+def _late_contenders(
     raced: Sequence[ParallelConfig],
     known: Sequence[ParallelConfig],
     trials: Sequence[Trial],
     study: Study,
     rounds: int,
 ) -> list[ParallelConfig]:
-    """Configs, none of the `known` ones, that stand above the best of those that raced so many
-    rounds, now that these showed how good that is; the best first."""
+    """Configs, except the `known` ones, whose first measurement is above the best result of those
+    that raced `rounds` rounds; best first."""
     baseline = baseline_of(trials)
     standing = confirmed_by(trials, study, raced, rounds)
     assert baseline is not None
     assert baseline.measurement is not None
     default = next(t for t in standing if t.config == baseline.config)
-    # all of the search moves by what the baseline's pooled rounds are to its first measurement
-    # (`autotune.results.config_figures`)
-    moved = gained(baseline.config, trials, rounds) + math.log(
+    # correct the measurements of the search by the ratio of the baseline's pooled rounds to its
+    # first measurement (`autotune.results.config_figures`)
+    correction = gained(baseline.config, trials, rounds) + math.log(
         tokens_per_s(baseline) / tokens_per_s(default)
     )
-    least = total_of(standing[0]) - slope_of(study) * moved + ROUNDING
+    least = total_of(standing[0]) - slope_of(study) * correction + ROUNDING
     return [
         t.config
         for t in first_measurements(trials, study)
@@ -326,7 +329,7 @@ def _still_above(
     began: int,
     rounds: int,
 ) -> list[ParallelConfig]:
-    """Late comers that run another round: they stand above the best of those that raced before
+    """Late contenders that run another round: they are above the best of those that raced before
     them, and were not yet measured as often as that one."""
     finals, baseline = ended_finals(trials), baseline_of(trials)
     leader = confirmed_by(trials, study, raced, rounds)[0]
@@ -341,8 +344,8 @@ def _still_above(
 def _still_racing(
     alive: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
 ) -> list[ParallelConfig]:
-    """Who goes on after so many rounds: leader, baseline and those that may be ahead of the leader
-    by more than `WORTH`; nobody when the leader stands alone."""
+    """The configs that run another round after `rounds`: leader, baseline and those that may be ahead
+    of the leader by more than `WORTH`; empty if there are no such rivals."""
     standing = confirmed_by(trials, study, alive, rounds)
     leader, baseline = standing[0], baseline_of(trials)
     noise = noise_of(trials, alive, rounds)
@@ -360,31 +363,31 @@ def _still_racing(
 
 
 def whole(measure: MeasureSpec) -> MeasureSpec:
-    """As many steps as any trial may take: a reference, which all are held against, must not be the
-    shorter one."""
+    """The measurement of a reference: as many steps as any trial may take, so that it is not shorter
+    than a trial that is compared with it."""
     steps = max(measure.max_steps, measure.stability_steps)
     return replace(measure, min_steps=steps, max_steps=steps)
 
 
 def longer(measure: MeasureSpec) -> MeasureSpec:
-    """How the last round is measured: to the end of `stability_steps`, where a longer run was asked
-    for."""
+    """The measurement of the last round: with `stability_steps` steps if that is set."""
     return whole(measure) if measure.stability_steps else measure
 
 
 def total_of(trial: Trial) -> float:
+    """The trial's reward; -inf without one."""
     return trial.reward.total if trial.reward is not None else -math.inf
 
 
 def slope_of(study: Study) -> float:
-    """By how much a reward moves with ln speed."""
+    """Derivative of a reward with respect to ln tokens/s."""
     return 1.0 - study.objective.stability_weight
 
 
 def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int) -> RunNoise:
-    """The noise between the runs of the finals. One that a burst disturbed tells of it too, by its
-    median step, which a burst does not move: on a machine that others share the run that counts may
-    be the one quiet run of several."""
+    """The noise between runs of the finals. A run disturbed by a burst of other load contributes its
+    median step time, which a burst hardly changes: on a shared machine the runs that count may be
+    the few quiet ones, whose spread alone would be too small."""
     finals = ended_finals(trials)
     baseline = baseline_of(trials) if len(who) else None
     baseline = baseline if baseline is not None and baseline.config in who else None
@@ -408,8 +411,8 @@ def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int
 
 
 def _speed(run: Measurement, counts: bool, is_steady: bool) -> float:
-    """Tokens per second of a run of the finals: by its median step where a burst disturbed it, NaN
-    in a round that was not steady."""
+    """Tokens/s of a run of the finals. A run that does not count gives that of its median step, or
+    NaN if the round was not steady."""
     if counts:
         return run.tokens_per_s
     return run.median_tokens_per_s if is_steady else math.nan
@@ -421,33 +424,33 @@ def confirmed_by(
     alive: Sequence[ParallelConfig],
     rounds: int | None = None,
 ) -> list[Trial]:
-    """The first trials of these configs, best reward first, with the results of the finals (their
-    first `rounds`) relative to the baseline in the same rounds, and with the highest memory peak
-    of their runs."""
+    """The first trials of these configs with the pooled measurement of their finals (the first
+    `rounds`), the reward relative to the baseline in the same rounds, and the highest memory peak of
+    all runs; best reward first."""
     finals = ended_finals(trials)
     baseline = baseline_of(trials)
     first = {t.config: t for t in reversed(first_measurements(trials, study))}
-    again = []
+    remeasured = []
     for config in alive:
         runs, theirs = runs_beside(config, alive, finals, baseline, rounds)
-        beside = baseline.measurement if baseline else None
+        baseline_measurement = baseline.measurement if baseline else None
         if theirs:
-            beside = pooled_runs(theirs)
+            baseline_measurement = pooled_runs(theirs)
         measured = (t.measured for t in (first[config], *measured_finals(config, finals)[:rounds]))
         pooled = at_highest_peak(pooled_runs(runs), filter(None, measured))
-        again.append((replace(first[config], measurement=pooled), beside))
+        remeasured.append((replace(first[config], measurement=pooled), baseline_measurement))
     return sorted(
         (
             replace(
                 t,
                 reward=score(
                     t,
-                    reference=reference_of([t for t, _ in again], beside),
+                    reference=reference_of([t for t, _ in remeasured], baseline_measurement),
                     objective=study.objective,
                     workload=study.workload,
                 ),
             )
-            for t, beside in again
+            for t, baseline_measurement in remeasured
         ),
         key=by_reward,
     )
@@ -460,5 +463,5 @@ def failed_in_finals(trials: Sequence[Trial]) -> list[ParallelConfig]:
 
 
 def cannot_run(finals: Sequence[Trial]) -> list[Trial]:
-    """Final measurements that could not be run."""
+    """Trials of the finals that could not be run."""
     return [t for t in finals if t.status is TrialStatus.INFEASIBLE]

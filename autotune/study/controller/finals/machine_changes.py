@@ -1,4 +1,4 @@
-"""Changes of the machine during a study, in words."""
+"""Texts about changes of the machine's speed during a study."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.spec.runs.trial import trial_numbers
 from autotune.study.controller.finals.rounds import at_start, gained
 
 CORRECTED = "Speeds are corrected to the machine's speed at the start of the study"
-"""what every figure of a study is (`autotune.results.config_figures`)"""
+"""note on the speeds of a study (`autotune.results.config_figures`)"""
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
@@ -27,8 +27,8 @@ def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
 
 
 def plan_in_words(again: Sequence[int]) -> str:
-    """What a study does about a change. `again`: numbers of the trials that may win and are asked
-    for again."""
+    """What the study does after a change. `again`: numbers of the trials that may still win and will
+    be re-measured."""
     measured = f" {_named(sorted(again))} may still win and will be re-measured." if again else ""
     return f"Speeds are normalized to the first measurement of the baseline.{measured}"
 
@@ -36,23 +36,22 @@ def plan_in_words(again: Sequence[int]) -> str:
 def changes_in_words(
     levels: MachineLevels, trials: Sequence[Trial], default: Trial | None
 ) -> list[str]:
-    """All changes of a study, how its speeds are shown, and which trials were re-measured because
-    of them; empty without a change.
+    """Texts about all changes during a study, the correction of its speeds, and the trials that were
+    re-measured because of them; empty without a change.
 
-    `default`: the baseline with its final rounds pooled, where it took part in them; else its first
-    measurement.
+    `default`: the baseline with its final rounds pooled, or its first measurement if it had none.
     """
     if not levels.changes:
         return []
     by_number = {t.number: t for t in trials}
-    said = [change_in_words(change, by_number) for change in levels.changes]
+    texts = [change_in_words(change, by_number) for change in levels.changes]
     if default is not None and default.measurement is not None:
         is_final = default.measurement is not by_number[default.number].measurement
-        shown = at_start(default, trials) if is_final else default
-        said.append(f"{CORRECTED} (baseline: {tokens_per_s(shown):,.0f} tokens/s).")
+        corrected = at_start(default, trials) if is_final else default
+        texts.append(f"{CORRECTED} (baseline: {tokens_per_s(corrected):,.0f} tokens/s).")
     again = asked_again(trials)
     if again:
-        said.append(
+        texts.append(
             f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} re-measured for that reason."
         )
     unknown = [
@@ -64,29 +63,30 @@ def changes_in_words(
         and not levels.at(t.number).is_known
     ]
     if unknown:
-        its = "its" if len(unknown) == 1 else "their"
-        said.append(
-            f"{_named(unknown)} ran while the machine changed, so the lower end of {its} possible speed counts."
+        possessive = "its" if len(unknown) == 1 else "their"
+        texts.append(
+            f"{_named(unknown)} ran while the machine changed, so the lower end of {possessive} possible speed counts."
         )
-    return said
+    return texts
 
 
 def since_search_in_words(
     levels: MachineLevels, trials: Sequence[Trial], default: Trial
 ) -> list[str]:
-    """That the finals found the baseline at another speed than the search did, where no change
-    between them was seen; else empty."""
+    """A text if the baseline's speed differs between search and finals although no change was
+    detected; else empty."""
     log_gain = gained(default.config, trials)
     if levels.changes or abs(log_gain) <= RunNoise().half_width(1, confidence=CHANGE_CONFIDENCE):
         return []
     before = _default_speed({t.number: t for t in trials}, levels.now)
-    found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
-    said = f"The baseline's median step ran at about {found}. The machine changed, or other jobs used it."
-    return [f"{said} {CORRECTED}."]
+    speeds = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
+    text = f"The baseline's median step ran at about {speeds}. The machine changed, or other jobs used it."
+    return [f"{text} {CORRECTED}."]
 
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:
-    """Tokens/s of the baseline at a level."""
+    """Tokens/s of the baseline's median step at a level of the machine, which is in ln tokens/s; nan
+    without a measurement."""
     first = next(
         t for _, t in sorted(trials.items()) if t.purpose is TrialPurpose.BASELINE and t.is_measured
     )
@@ -98,7 +98,8 @@ def _default_speed(trials: Mapping[int, Trial], level: float) -> float:
 
 
 def _when(before: Trial, after: Trial) -> str:
-    """Two times of day, with their dates where these differ; without times the trials' numbers."""
+    """The times at which two trials ended, with dates if these differ; their numbers if a time is
+    unknown."""
     if before.ended_at is None or after.ended_at is None:
         return f"trials {before.number} and {after.number}"
     pattern = "%H:%M" if before.ended_at.date() == after.ended_at.date() else "%Y-%m-%d %H:%M"
@@ -106,5 +107,5 @@ def _when(before: Trial, after: Trial) -> str:
 
 
 def _named(numbers: Sequence[int]) -> str:
-    """`Trial 7`, `Trials 7 and 9`: at the beginning of a sentence."""
+    """`Trial 7` or `Trials 7 and 9`, for the beginning of a sentence."""
     return trial_numbers(numbers).capitalize()

@@ -1,24 +1,24 @@
-"""When a machine is too noisy to tell: the runs of the baseline disagree with each other.
+"""Decides whether a machine is too noisy for a result: the runs of the baseline disagree.
 
     v_1 .. v_n   tokens/s of the baseline at the median step of each of its runs, search and finals, in order
-    too noisy    max v / min v > `LIMIT`, the runs are no levels of a machine that changed, and those of the finals are not steady
-    steady       at least `LEAST` runs, all within `ALIKE` of each other: speedups use the finals alone, so it does not matter what the search saw
-    levels       a run that is within `ALIKE` of the one before it goes on with its level, as on a machine that slows down steadily; another begins one; two runs
-                 at least make a level, of which the first may have one alone, since nothing was there to contradict it
-    disturbed    a run that is off while those before and after it are alike; one run in `PER_DISTURBED` may be, and is left aside
+    too noisy    max v / min v > `LIMIT`, the runs are not at levels of a machine that changed, and those of the finals are not steady
+    steady       at least `LEAST` runs within a factor of `ALIKE`: speedups use the finals alone, so noise during the search does not matter
+    levels       a run within a factor of `ALIKE` of the previous one continues its level, as on a machine that slows down steadily; otherwise it begins a new
+                 level. A level has at least two runs, except the first
+    disturbed    a run that differs from both neighbors, which agree with each other; ignored if there is at most one per `PER_DISTURBED` runs
 
-The limit comes from what finals can average away. The range of four runs is about twice their
-standard deviation (Tippett 1925), so runs that are 1.3 apart have one of about 13%. Four rounds,
-the most that a race of two finalists has, then leave an interval of a factor of 1.25 to both sides:
-hardly any gain that a config has over another is outside of it. Runs with 5% between them stay
-within 1.3 in more than 99 of 100 studies of ten runs.
+The limit is derived from what finals can average out. The range of four runs is about twice their
+standard deviation (Tippett 1925), so a range of 1.3 means a standard deviation of about 13%. Four
+rounds, the maximum of a race of two finalists, then give an interval of a factor of 1.25 to both
+sides, and hardly any gain of a config over another is larger. Runs with a standard deviation of 5%
+stay within 1.3 in more than 99 of 100 studies of ten runs.
 
-A change that lasts is another matter: finals alternate, so both sides of a ratio are at the same
-level. But nothing is claimed from runs that agree with nobody.
+A lasting change of the machine does not matter, because finals alternate, so that both sides of a
+ratio are at the same level.
 
-A gain that is far larger than the noise is claimed all the same, with the widest interval:
+A gain far larger than the noise is reported nevertheless, with the widest interval:
 
-    clear        w_1 .. w_m of another config, m and n at least `LEAST`: min w > max v x (max v / min v), though each of them ran between runs of the baseline
+    clear        runs w_1 .. w_m of another config, m and n at least `LEAST`: min w > max v x (max v / min v)
     interval     from min w / max v to max w / min v
 """
 
@@ -33,30 +33,30 @@ from autotune.spec import ParallelConfig, Trial, TrialPurpose
 from autotune.spec.plain import Plain
 
 LIMIT = 1.3
-"""times the slowest run of the baseline that its fastest may be"""
+"""maximum ratio of the baseline's fastest and slowest run"""
 ALIKE = 1.1
-"""times by which runs of one level differ at most from the one before"""
+"""maximum ratio of consecutive runs at the same level"""
 PER_DISTURBED = 5
-"""runs of the baseline, of which one may have been disturbed"""
+"""number of runs of the baseline per run that may be disturbed"""
 LEAST = 3
-"""runs of a config, and of the baseline, that a claim in spite of the noise takes"""
+"""minimum number of runs of a config, and of the baseline, for a result in spite of the noise"""
 REMEDY = "stop other jobs, give trials more steps (measure.min_steps) or use a dedicated node, and tune again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooNoisy(Plain):
-    """How far apart the runs of the baseline are."""
+    """The range of the baseline's runs on a machine that is too noisy."""
 
     slowest: float
-    """tokens/s at the median step"""
+    """tokens/s at the median step of the slowest run"""
     fastest: float
-    """the same"""
+    """tokens/s at the median step of the fastest run"""
     runs: int
-    """of the baseline"""
+    """number of runs of the baseline"""
 
     @property
     def factor(self) -> float:
-        """The fastest over the slowest."""
+        """Speed of the fastest run divided by that of the slowest."""
         return self.fastest / self.slowest
 
     def __str__(self) -> str:
@@ -65,23 +65,22 @@ class TooNoisy(Plain):
     def range_of_gain(
         self, config: ParallelConfig, trials: Sequence[Trial]
     ) -> tuple[float, float] | None:
-        """The least and the most that the config's runs are faster than the baseline's; None unless
-        even the least is more than the noise."""
+        """Lowest and highest speedup of the config's runs over the baseline's; None unless even the
+        lowest exceeds the noise."""
         speeds = _speeds(config, trials)
         if min(self.runs, len(speeds)) < LEAST or min(speeds) <= self.fastest * self.factor:
             return None
         return min(speeds) / self.fastest, max(speeds) / self.slowest
 
     def notes(self) -> tuple[str, ...]:
-        """What is said beside the answer."""
+        """Notes for a study without a speedup."""
         return (
             f"{self} in its {self.runs} runs, a factor of {self.factor:.2g}, but averaging is reliable only up to a factor of {LIMIT}",
             f"no speedup is claimed: {REMEDY}",
         )
 
     def note_beside(self, gain: tuple[float, float]) -> str:
-        """What is said beside a speedup that is claimed in spite of the noise. `gain`: its
-        range."""
+        """Note for a speedup that is given in spite of the noise. `gain`: its range."""
         return (
             f"the baseline ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s in its {self.runs} runs, a factor of {self.factor:.2g}. "
             f"A speedup is still claimed, because the slowest run of the best config was {gain[0]:.2g} times as fast as the fastest run of the baseline"
@@ -101,8 +100,8 @@ class TooNoisy(Plain):
 
 
 def too_noisy(trials: Sequence[Trial], default: Trial | None) -> TooNoisy | None:
-    """Whether the runs of the baseline (`default`: its first) disagree so much that nothing can be
-    claimed."""
+    """The range of the baseline's runs if they disagree too much for a result, else None. `default`:
+    first measurement of the baseline."""
     if default is None:
         return None
     speeds = _speeds(default.config, trials)
@@ -124,7 +123,7 @@ def _speeds(config: ParallelConfig, trials: Sequence[Trial]) -> list[float]:
 
 
 def _are_levels(speeds: Sequence[float]) -> bool:
-    """Whether the runs are those of a machine that changed from one level to another."""
+    """Whether the runs are at levels of a machine that changed, apart from few disturbed ones."""
     logs = [math.log(speed) for speed in speeds]
     disturbed = [
         i
@@ -150,15 +149,15 @@ def _alike(one: float, other: float) -> bool:
 
 
 def noisy_of(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document of a stored result; None where the machine was quiet, or an older release did
-    not look."""
+    """The entry `too_noisy` of a stored result; None if the machine was not too noisy, or an older
+    release did not check that."""
     return result.get("too_noisy") or None
 
 
 def _count(speed: float) -> str:
-    """`4.1k`, `10.5k`, `980`."""
+    """Tokens/s with a unit prefix: `4.1k`, `10.5k`, `980`."""
     for unit in ("", "k", "M", "G"):
         if speed < 999.5 or unit == "G":
             return f"{speed:.1f}{unit}" if unit and speed < 99.95 else f"{speed:.0f}{unit}"
         speed /= 1000
-    raise AssertionError("the last unit always answers")
+    raise AssertionError("the last unit always returns")
