@@ -1,37 +1,37 @@
-"""Calibration: the constants of the cost model for one GPU type and trainer, which no datasheet
-states.
+"""Calibration: the constants of the cost model for one GPU type and trainer that are not in
+datasheets.
 
-Each is a physical quantity: the fraction of a datasheet figure that is reached, a size at which it
-is half reached, or a time of the host. They are fitted to published measurements (`python -m
-research.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json` holds
-the fitted ones with their source.
+Each is a physical quantity: the achieved fraction of a datasheet value, a size at which half of it is
+achieved, or a time of the host. They are fitted to published measurements (`python -m
+research.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json` contains
+the fitted constants with their source.
 
-Bounds: no matmul of a trainer is faster than the fastest that was ever measured on the GPU
+Bounds: no matmul of a trainer is faster than the fastest ever measured on the GPU
 (`GpuSpec.measured_flops_per_s`).
 
     matmul_efficiency               <= measured / peak in bf16
     matmul_efficiency * fp8_factor  <= measured / peak in fp8
 
-Below its rated power (`GpuSpec.clock`) matmuls and attention are slower by the clock that is left,
-and the bounds lower; memory keeps its clock.
+Below rated power, the speed of matmuls and attention and these bounds are scaled by the relative
+clock (`GpuSpec.clock`); memory bandwidth is not.
 
-A GPU type that no trainer was measured on reaches the same share of its best matmul as the others
-do of theirs: datasheets differ in how far their peaks can be reached at all (bf16: 87% on A100, 51%
-on MI300X).
+A GPU type without measurements of any trainer is assumed to achieve the same share of its fastest
+matmul as other types, because the achievable fraction of datasheet peaks differs (bf16: 87% on A100,
+51% on MI300X).
 
-The network between domains by its fabric: what NCCL reaches of the ports' bandwidth, from public
-measurements.
+Network between domains by fabric: the bandwidth that NCCL achieves, from public measurements.
 
-    efficiency   fraction of a port's bandwidth that the ring of a group with one member per domain reaches
-    rails        exponent r: g members of a domain reach g ** r times that; 1 where every GPU has a port of its own
+    efficiency   achieved fraction of a port's bandwidth for the ring of a group with one member per domain
+    rails        exponent r: g members per domain achieve g ** r times that; 1 if every GPU has its own port
     decay        relative growth of the time per byte with each doubling of the domains beyond two
-    hop_s        latency of a ring per domain that it joins, s
-    most         bandwidth that all GPUs of a node reach together: over TCP the host's sockets are the limit, not its ports
+    hop_s        latency of a ring per domain, s
+    most         maximum bandwidth of all GPUs of a node together; over TCP it is limited by the host's sockets instead of its ports
 
-Constants that a pair of GPU type and trainer was fitted to hold on the fabric of those runs alone;
-on another fabric these stand in their place. A cluster that does not state its fabric has that of
-the pair's runs, or else the usual one of its GPU type. Assumption: the network is not shared with
-other jobs and not oversubscribed; where yours is, state the bandwidth that a GPU really gets.
+Network constants fitted for a pair of GPU type and trainer are valid only on the fabric of those
+runs; on another fabric they are replaced by these. A cluster without a stated fabric is assumed to
+have that of the pair's runs, or else the usual one of its GPU type. Assumption: the network is
+neither shared with other jobs nor oversubscribed; if yours is, state the bandwidth that a GPU really
+gets.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from autotune.spec.checks import nearest, positive
 
 
 def ceiling(gpu: GpuSpec, precision: str) -> float:
-    """The fastest matmul ever measured in a precision, as a fraction of the datasheet's peak; 1
-    where none is known."""
+    """Speed of the fastest matmul ever measured in a precision, as a fraction of the datasheet's
+    peak; 1 if there is no measurement."""
     peak = gpu.peak_flops_per_s.get(precision)
     return float(gpu.ceiling_flops_per_s(precision) / peak) if peak else 1.0
 
 
 def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None) -> Calibration:
-    """The constants within the bounds of a GPU; `share`: of its best matmul that trainers reach,
-    for a type that nothing was fitted on."""
+    """The constants limited to the bounds of a GPU. `share`: fraction of its fastest matmul that
+    trainers achieve, for a GPU type without fitted constants."""
     plain, eight = ceiling(gpu, "bf16"), ceiling(gpu, "fp8")
     efficiency = min(constants.matmul_efficiency, plain)
     if share is not None and "bf16" in gpu.measured_flops_per_s:
@@ -80,25 +80,25 @@ def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None)
 
 
 UNSURE = 0.3
-"""least relative error of communication on a fabric that the pair of GPU type and trainer was not
-fitted on: the achieved share of a port differs by as much between clusters (`spreads` of
-`constants.json`). With 0.1 one trial left 80% of vTrain's runs on 8 to 64 nodes inside, whose pair
-was fitted on one node"""
+"""minimum relative error of communication on a fabric on which the pair of GPU type and trainer was
+not fitted: the achieved share of a port varies this much between clusters (`spreads` in
+`constants.json`). With 0.1, after one trial only 80% of vTrain's runs on 8 to 64 nodes, whose pair was
+fitted on one node, were inside their intervals"""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What NCCL reaches on one fabric."""
+    """The performance of NCCL on one fabric; see above for the fields."""
 
     efficiency: float
     rails: float
     decay: float
     hop_s: float
     source: str
-    """where the figures come from"""
+    """where the numbers are from"""
     most_bytes_per_s: float = math.inf
-    """bandwidth of all that leaves a node, whatever its ports, bytes/s"""
+    """maximum bandwidth out of a node, independent of its ports, bytes/s"""
 
 
 _INFINIBAND = Network(
@@ -132,11 +132,11 @@ NETWORKS: Mapping[str, Network] = {
         "tuning.cc",
     ),
 }  # fmt: skip
-"""by the words of `autotune.spec.cluster.FABRICS`"""
+"""network constants by fabric, named as in `autotune.spec.cluster.FABRICS`"""
 
 
 def on_fabric(constants: Calibration, cluster: ClusterSpec) -> Calibration:
-    """The constants with those of the network replaced where they were not fitted on the cluster's
+    """The constants, with those of the network replaced if they were not fitted on the cluster's
     fabric."""
     stated = cluster.inter_node.fabric
     if constants.fabric and stated in ("", constants.fabric):
@@ -166,47 +166,45 @@ class Calibration:
     trainer: str = ""
     """trainer that the constants hold for; empty for any"""
     source: str = "datasheet"
-    """where the constants come from, in words"""
+    """where the constants are from, as shown to users"""
     fabric: str = ""
     """fabric between the nodes on which inter_efficiency, rails, inter_decay and hop_s were fitted;
     empty if they are priors"""
 
     matmul_efficiency: float = 0.72
-    """fraction of the peak FLOP/s that large matmuls reach"""
+    """fraction of the peak FLOP/s achieved by large matmuls"""
     half_factor: float = 1.0
-    """factor on `matmul_efficiency` in bf16 and fp16; above 1 where the datasheet's figure for them
-    is too low"""
+    """factor on `matmul_efficiency` in bf16 and fp16; above 1 if the datasheet's peak for them is too
+    low"""
     fp8_factor: float = 0.75
-    """factor on `matmul_efficiency` in fp8, casts and scales included"""
+    """factor on `matmul_efficiency` in fp8, including casts and scales"""
     half_size: float = 300.0
     """h in the factor 1 + h * (1/m + 1/n + 1/k) on the time of an m x n x k matmul: a square one of
     side 3h takes twice as long"""
     attention_efficiency: float = 0.40
-    """fraction of the peak FLOP/s in attention's scores and values, over sequences of 8,192 tokens
-    (`attention.py`)"""
+    """fraction of the peak FLOP/s achieved in attention's scores and values for sequences of 8,192
+    tokens (`attention.py`)"""
     attention_limit: float = 0.0
-    """the same over sequences of any greater length, the most that it comes to; 0: what the GPU's
-    kernels reach"""
+    """limit of this fraction for long sequences; 0: the limit of the GPU's kernels"""
     score_bytes: float = 12.0
     """bytes moved per attention score by kernels that store the score matrix
     (`compute.keeps_scores`)"""
     cast_bytes: float = 0.0
     """bytes moved per element that a matmul in 8 or 4 bits reads or writes, forward and backward,
-    to cast and scale it; 0 where `fp8_factor` includes it"""
+    to cast and scale it; 0 if `fp8_factor` includes that"""
     grouped_efficiency: float = 0.95
-    """factor on the rate of the experts' matmuls, beside that of their size, for padding and uneven
-    last tiles"""
+    """factor on the rate of the experts' matmuls, in addition to that of their size, for padding and
+    uneven last tiles"""
     expert_imbalance: float = 1.0
-    """tokens of the busiest rank's experts, as a multiple of the mean; 1 where routing is
-    balanced"""
+    """tokens of the busiest rank's experts, as a multiple of the mean; 1 for balanced routing"""
     dispatch_efficiency: float = 0.6
-    """fraction of the link bandwidth inside a node that sending tokens to experts and back reaches,
-    launches included"""
+    """fraction of the link bandwidth inside a node achieved by sending tokens to experts and back,
+    including launches"""
     dispatch_overlap: float = 0.85
-    """fraction of that time that can hide behind another micro-batch's compute (`ep_overlap`); the
-    rest is the share of the device that it takes"""
+    """fraction of that time that can be hidden behind another micro-batch's compute (`ep_overlap`);
+    the rest is the share of the device that it occupies"""
     memory_efficiency: float = 0.75
-    """fraction of the memory bandwidth in element-wise kernels"""
+    """fraction of the memory bandwidth achieved by element-wise kernels"""
     layer_host_s: float = 1.5e-3
     """host time to launch one layer's forward and backward pass for one micro-batch, s"""
     expert_host_s: float = 6e-3
@@ -217,79 +215,79 @@ class Calibration:
     step_host_s: float = 10e-3
     """host time per optimizer step, s"""
     intra_efficiency: float = 0.70
-    """fraction of the link bandwidth inside a node"""
+    """achieved fraction of the link bandwidth inside a node"""
     inter_efficiency: float = 0.60
-    """fraction of the link bandwidth between nodes"""
+    """achieved fraction of the link bandwidth between nodes"""
     rails: float = 0.6
     """exponent r: a group's bandwidth between nodes is proportional to (members per node) ** r; 1
-    when every member uses a full port of its own"""
+    if every member has its own full port"""
     inter_decay: float = 0.2
     """relative growth of a collective's time per byte with each doubling of its nodes beyond two"""
     latency_factor: float = 2.0
     """latency of a collective inside a node, as a multiple of the link's latency per doubling of
     the group"""
     turn_s: float = 0.0
-    """time that a rank waits for its core, per member of the ring and per further rank on the core,
-    s"""
+    """time that a rank waits for its core, per member of the ring and per additional rank on the
+    core, s"""
     hop_s: float = 15e-6
-    """latency of a ring collective per node that it joins, s"""
+    """latency of a ring collective per node, s"""
     tensor_hop_s: float = 0.0
-    """further latency of a tensor-parallel collective per border between nodes that its ring
-    crosses, s: nothing else runs meanwhile that would hide how far apart its ranks are"""
+    """additional latency of a tensor-parallel collective per node boundary in its ring, s; it is not
+    hidden because nothing else runs meanwhile"""
     pipelined_tensor_host_s: float = 0.1e-3
-    """additional host time to launch one layer for one micro-batch if there is a pipeline between
-    nodes too, per tensor-parallel rank and 1 + log2 of the nodes that these span, s"""
+    """additional host time to launch one layer for one micro-batch with a pipeline between nodes, per
+    tensor-parallel rank and 1 + log2 of the nodes that the tensor-parallel group spans, s"""
     send_host_s: float = 0.1e-3
     """host time of a pipeline send and receive, s"""
     data_overlap: float = 0.5
-    """fraction of the data-parallel traffic that can hide behind the backward pass"""
+    """fraction of the data-parallel traffic that can be hidden behind the backward pass"""
     straggler: float = 0.01
     """relative growth of the step per doubling of the nodes"""
     full_speed_ranks: float = 0.0
-    """number of ranks of a node that can run at full speed at once; more ranks share its cores; 0
-    means all (every rank has its own device)"""
+    """number of ranks of a node that can run at full speed simultaneously, because more ranks share
+    its cores; 0: all (every rank has its own device)"""
     activation_factor: float = 1.0
-    """factor on the activations that the formulas count"""
+    """factor on the predicted activations"""
     waiting_in_layer: float = 0.0
-    """gathered inputs per layer and micro-batch in flight that are freed but stay reserved until
-    the communication stream has used them, while the host runs ahead; with tensor parallelism
-    only"""
+    """number of gathered inputs per layer and micro-batch in flight that are freed but stay reserved
+    until the communication stream has used them, because the host runs ahead; only with tensor
+    parallelism"""
     waiting_at_head: float = 0.0
     """the same in the output projection and the loss"""
     buffer_bytes: float = 1.0
     """temporary buffers of the data-parallel reduction, bytes per weight on the rank"""
     fragmentation: float = 0.05
-    """what the allocator reserves beyond what is allocated, as a share of it, without expandable
-    segments"""
+    """memory that the allocator reserves in addition to the allocated memory, relative to it, without
+    expandable segments"""
     framework_bytes: float = 0.5e9
-    """workspace of kernels and collectives that the allocator counts, bytes"""
+    """workspace of kernels and collectives that is allocated by the allocator, bytes"""
     usable_fraction: float = 0.9
     """fraction of the device memory that the allocator can use before a run fails; the rest is CUDA
     context, communication buffers and fragmentation"""
     time_sigma: float = 0.15
-    """standard deviation of a config's own error of log step time, beyond what all configs of its
-    cluster share"""
+    """standard deviation of a config's individual error of ln step time, in addition to the error
+    shared by all configs of its cluster"""
     level_sigma: float = 0.2
-    """standard deviation of the error that all configs of a cluster and its software share before
-    any trial: a common level, and what one cluster's constants differ from another's by
+    """standard deviation of the error of ln step time that all configs of a cluster and its software
+    share before any trial: a common level, and differences of constants between clusters
     (`refit.py`)"""
     comm_sigma: float = 0.3
-    """additional standard deviation for the share of the step that is communication or bubble,
-    where few data constrain it"""
+    """additional standard deviation for the share of the step that is communication or bubble, which
+    is constrained by few data"""
     expert_sigma: float = 0.15
-    """additional standard deviation for models with experts, whose dispatch and routing few data
-    constrain"""
+    """additional standard deviation for models with experts, whose dispatch and routing are
+    constrained by few data"""
     level: float = 1.0
-    """factor on all step times: what clusters whose trainer was never fitted take beyond what
-    constants pooled from other pairs predict; 1 for a fitted pair"""
+    """factor on all step times of a pair without a fit: measured step time divided by that predicted
+    with constants pooled from other pairs; 1 for a fitted pair"""
     program_level: float = 1.0
-    """the part of `level` that is assumed of programs that no fit has read; what was measured by
-    itself, as the host's update, is without it"""
+    """the part of `level` that is assumed for programs without a fit; not applied to separately
+    measured times such as the host's update"""
     memory_sigma: float = 0.12
-    """standard deviation of log peak memory about the estimate"""
+    """standard deviation of ln peak memory about the estimate"""
     dry_runs: DryRuns | None = field(default=None, compare=False, repr=False)
-    """what dry runs said of the workload, by which the formulas are corrected; not among the
-    constants that are kept"""
+    """results of dry runs of the workload, which correct the formulas; not stored with the
+    constants"""
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -305,8 +303,8 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """The calibration of plain values; omitted constants take their default. Raises `SpecError`
-        for unknown names."""
+        """Make a calibration from plain values; omitted constants have their default. Raises
+        `SpecError` for unknown names."""
         known = [f.name for f in fields(cls) if f.name != "dry_runs"]
         for name in values:
             if name not in known:
@@ -319,16 +317,16 @@ class Calibration:
     def from_measurements(
         cls, measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str = "native"
     ) -> Calibration:
-        """Constants fitted to what was measured on `cluster`; a constant that nothing was measured
-        for keeps the value of `calibration_for`.
+        """Constants fitted to measurements on `cluster`; constants without measurements keep the
+        value of `calibration_for`.
 
         Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s};
         `memory_bytes_per_s`; `collectives`: list of {kind (all_reduce, all_gather, reduce_scatter),
         ranks, scope (intra, inter), bytes, time_s}; `host_overhead_s`: time to launch one layer's
         forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at
         once)}; `gpu`, `memory_bytes`, `versions`, `date`, `out_of_line` and `nodes` describe the
-        measurement and determine no constant. Raises `SpecError` for other keys and for figures
-        that are not positive numbers.
+        measurement and determine no constant. Raises `SpecError` for other keys and for values that
+        are not positive numbers.
         """
         prior = on_fabric(known_constants(cluster.gpu.name, trainer), cluster)
         values: dict[str, Any] = dict(
@@ -347,15 +345,15 @@ class Calibration:
 
 
 def with_columns(constants: Calibration, columns: Mapping[str, Any]) -> Calibration:
-    """The constants with some of them as columns: one value for each row of a table.
+    """The constants with some of them replaced by columns: one value per row of a table.
 
-    One evaluation of the formulas of time then serves several sets of constants. The result is for
-    the formulas alone: its numbers are not checked, and it is never kept.
+    This evaluates the time formulas for several sets of constants at once. The result is not
+    validated, and must not be stored.
     """
-    found = copy(constants)
+    columnar = copy(constants)
     for name, column in columns.items():
-        object.__setattr__(found, name, column)
-    return found
+        object.__setattr__(columnar, name, column)
+    return columnar
 
 
 NUMBERS = tuple(
@@ -403,17 +401,17 @@ def _known() -> Mapping[str, Any]:
 
 
 def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = None) -> Calibration:
-    """Constants for the workload's GPU type and trainer; `source` says where they come from.
+    """Constants for the workload's GPU type and trainer; `source` says where they are from.
 
     In order of preference: 1. constants fitted to measurements of this pair; 2. the hardware
     constants of the GPU family and the software constants of the trainer, each pooled from other
-    pairs; 3. the geometric mean of all pairs. The error bars grow in that order. Where the GPU
-    family was fitted but not with this trainer, all times have the `level` of clusters of such
-    programs that no fit had read; for a family that was never fitted none is known, and the error
-    bars are those of such families. On a CPU cluster the ranks share the cores of their node. The
-    network's constants are those of the cluster's fabric (`autotune.cost.calibration`), and no
-    efficiency is above what was ever measured on the GPU (`autotune.cost.calibration`). `known`:
-    the content of `constants.json`, or of a fit that has not seen some rows.
+    pairs; 3. the geometric mean of all pairs. The error bars grow in that order. If the GPU family was
+    fitted but not with this trainer, all times have the `level` found for such programs in clusters
+    left out of the fit. If the family was never fitted, the level is unknown, and the error bars are
+    those of such families. On a CPU cluster the ranks share the cores of their node. The network's
+    constants are those of the cluster's fabric, and no efficiency is above the highest ever measured
+    on the GPU (see the top of this module). `known`: the content of `constants.json`, or of a fit
+    without some rows.
     """
     gpu = workload.cluster.gpu
     document = known or _known()
@@ -434,9 +432,9 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
 def _with_kernel(constants: Calibration, workload: Workload) -> Calibration:
     """The constants with the limit of the program's attention kernel.
 
-    The level of unread programs is what they lose beside their kernels, so the kernel's own limit
-    is without it. A kernel that the workload states loses as much beside itself as the kernels do
-    that the constants are of.
+    The level of programs without a fit describes losses outside their kernels, so it is divided out
+    of the kernel's limit. A kernel stated by the workload is assumed to lose as much outside of it as
+    the kernel for which the constants were fitted.
     """
     if constants.attention_limit:
         return constants
@@ -450,8 +448,8 @@ def _with_kernel(constants: Calibration, workload: Workload) -> Calibration:
 
 
 def refit_values() -> Mapping[str, Any]:
-    """How far clusters of one GPU type and trainer lie apart, constant by constant, and how errors
-    of their configs resemble each other (`refit`)."""
+    """Standard deviation of each constant between clusters of one GPU type and trainer, and the
+    parameters of the correlation of their configs' errors (`refit`)."""
     return dict(_known()["refit"])
 
 
@@ -461,8 +459,8 @@ _LACKING = {
     (True, False): "this trainer",
     (True, True): "this GPU with this trainer",
 }
-"""what no constants were fitted to, by whether those of the GPU and of the trainer are known;
-`research.held_out.kind_of` reads these words"""
+"""text for a pair without a fit, by whether constants of (the GPU, the trainer) are known;
+`research.held_out.kind_of` parses it"""
 
 
 def known_constants(
@@ -500,7 +498,7 @@ def known_constants(
 
 
 def _assumed(trainer: str) -> str:
-    """What its source says of a trainer without traits of its own."""
+    """Addition to `source` for a trainer that is not in `TRAITS`; empty for others."""
     return (
         ""
         if trainer in TRAITS
@@ -509,5 +507,5 @@ def _assumed(trainer: str) -> str:
 
 
 def _family(gpu: str, known: Mapping[str, Any]) -> str:
-    """The family of GPU types that the type belongs to; empty for one of its own."""
+    """The family of a GPU type; empty if it belongs to none."""
     return next((f for f, members in known["families"].items() if gpu in members), "")

@@ -1,13 +1,12 @@
-"""The estimate of one config or of many: the same code on columns, computed in blocks to bound
-memory.
+"""Estimates one config or many with the same code on columns, in blocks to limit memory.
 
-Sensitivity: how the predicted step times of configs change with the constants of the cost model.
+Sensitivity: derivatives of the predicted step times with respect to the constants of the cost model.
 
-    J_ik = d log f_i / d log theta_k        by differences of 4% in each constant
+    J_ik = d log f_i / d log theta_k        by finite differences of 4% in each constant
 
-Most of J is the share of the step that a constant stands for, with the sign of its effect. A
-constant's last column stands for the level, of which every derivative is 1. Differences go
-downward, where no fraction passes 1. One evaluation of the step time per constant: some 10 ms for a
+An element of J is about the share of the step that depends on the constant, with the sign of its
+effect. The last column is that of the level, whose derivative is 1. Differences are taken downward,
+so that no fraction exceeds 1. Each constant takes one evaluation of the step times, about 10 ms for a
 hundred configs.
 """
 
@@ -52,9 +51,9 @@ _SHAPE_LAWS = tuple(
         "ep_experts",
     )
 )
-"""without these the formulas describe nothing: more ranks than GPUs, parts of a head"""
+"""rules without which the formulas are meaningless: more ranks than GPUs, fractions of a head"""
 BLOCK = 1 << 15
-"""rows that are computed at once, so that their columns stay in the processor's cache"""
+"""number of rows computed at once, so that their columns stay in the processor's cache"""
 
 
 def estimate(
@@ -74,8 +73,8 @@ def estimate(
     """
     constants = calibration or calibration_for(workload)
     if isinstance(configs, ParallelConfig):
-        return _block(workload, _lawful(workload, [configs]), constants).row(0)
-    table = configs if isinstance(configs, ConfigTable) else _lawful(workload, configs)
+        return _block(workload, _valid(workload, [configs]), constants).row(0)
+    table = configs if isinstance(configs, ConfigTable) else _valid(workload, configs)
     table.check_counts()
     if len(table) <= BLOCK:
         return _block(workload, table, constants)
@@ -89,9 +88,9 @@ def estimate(
     return whole
 
 
-def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
-    """The table of these configs. Raises `ConfigError` for one that does not fit the cluster or the
-    shape of the model."""
+def _valid(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
+    """The table of these configs. Raises `ConfigError` if one does not fit the cluster or the shape
+    of the model."""
     if isinstance(configs, str) or not isinstance(configs, Iterable):
         raise ConfigError(
             f"configs must be ParallelConfigs, but are {configs!r}",
@@ -106,13 +105,14 @@ def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTabl
             )
     table = ConfigTable.of(rows)
     for law in _SHAPE_LAWS:
-        broken = np.flatnonzero(~law.check(workload, table))
-        if len(broken):
-            raise ConfigError(law.reason(workload, rows[broken[0]]))
+        invalid = np.flatnonzero(~law.check(workload, table))
+        if len(invalid):
+            raise ConfigError(law.reason(workload, rows[invalid[0]]))
     return table
 
 
 def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
+    """The estimate of all rows at once."""
     COST_MODEL.check_table(table)
     if workload.rl is not None:
         return estimate_step(workload, table, constants)
@@ -162,7 +162,7 @@ Columns = TypeVar("Columns", Estimate, TimeParts, MemoryParts, PhaseParts)
 
 
 def _empty_like(block: Columns, rows: int) -> Columns:
-    """The same columns with so many rows, not filled in."""
+    """The same columns with `rows` uninitialized rows."""
     values = [
         (f.name, value) for f in fields(block) if (value := getattr(block, f.name)) is not None
     ]
@@ -174,7 +174,7 @@ def _empty_like(block: Columns, rows: int) -> Columns:
 
 
 def _write(whole: Columns, start: int, block: Columns) -> None:
-    """Copies a block while it is still in the processor's cache."""
+    """Copy a block into the whole, while it is still in the processor's cache."""
     for f in fields(block):
         to, value = getattr(whole, f.name), getattr(block, f.name)
         if value is None:
@@ -188,19 +188,19 @@ def _write(whole: Columns, start: int, block: Columns) -> None:
 Array = NDArray[np.float64]
 
 STEP = 0.04
-"""difference of a constant's log"""
+"""finite difference in the log of a constant"""
 
 DEPTH = ("name", "source", "num_layers", "num_dense_layers", "dense_ffn_hidden_size", "mtp_layers")
-"""of a model: what may differ between models whose layers are the same"""
+"""fields in which models with the same layers may differ"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """n configs: predicted step times, and how they change with K constants and the level."""
+    """Predicted step times of n configs, and their derivatives by K constants and the level."""
 
     log_step_s: Array
-    """log of the predicted step time in seconds, shape (n,)"""
+    """ln of the predicted step time in s, shape (n,)"""
     jacobian: Array
     """J, shape (n, K + 1)"""
     own_sigma: Array
@@ -208,18 +208,18 @@ class Sensitivity:
     points: Array
     """coordinates of the configs, shape (n, d)"""
     workloads: NDArray[np.intp]
-    """number of each config's workload, shape (n,)"""
+    """index of each config's workload, shape (n,)"""
     layers: NDArray[np.int64]
-    """a number for what a rank's layers are: the same where trainer, GPU, sequence and the shape of
-    a layer are, shape (n,)"""
+    """hash of each config's kind of layer: equal for the same trainer, GPU, sequence length and shape
+    of a layer, shape (n,)"""
     stall_probability: Array
-    """chance that sends of the config stall, shape (n,)"""
+    """probability that sends of the config stall, shape (n,)"""
     stall_log: Array
-    """log of the factor by which that lengthens the step, shape (n,)"""
+    """ln of the factor by which a stall lengthens the step, shape (n,)"""
 
     @classmethod
     def joined(cls, several: Sequence[Sensitivity]) -> Sensitivity:
-        """All rows, one after the other."""
+        """The rows of all, concatenated."""
         return cls(
             **{f.name: np.concatenate([getattr(s, f.name) for s in several]) for f in fields(cls)}
         )
@@ -233,7 +233,8 @@ class Sensitivity:
 
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
-    """The time parts of the configs by constants; what no constant changes is computed once."""
+    """A function from constants to the time parts of the configs. Values that do not depend on the
+    constants are computed once."""
     if workload.rl is not None:
         return rl_step_times(workload, table)
     traits = loop_traits(workload)
@@ -248,34 +249,34 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
 def step_times_by(
     workload: Workload, table: ConfigTable, constants: Calibration, columns: Mapping[str, Array]
 ) -> Array:
-    """Step times in seconds by M sets of constants, shape (M, N). `columns`: the constants in which
-    the sets differ, shape (M,) each.
+    """Step times for M sets of constants, s, shape (M, N). `columns`: the constants in which the sets
+    differ, shape (M,) each.
 
-    As many sets as a block holds are computed at once, on a table that repeats the configs for
-    each: formulas take as long for a few configs as for hundreds.
+    As many sets as fit into a block are computed at once, on a table that repeats the configs for
+    each set, because the formulas take as long for a few configs as for hundreds.
     """
     sets, rows = len(next(iter(columns.values()))), len(table)
-    found, together = [], max(BLOCK // rows, 1)
-    for start in range(0, sets, together):
-        some = {name: column[start : start + together] for name, column in columns.items()}
-        count = min(together, sets - start)
+    times, sets_per_block = [], max(BLOCK // rows, 1)
+    for start in range(0, sets, sets_per_block):
+        chunk = {name: column[start : start + sets_per_block] for name, column in columns.items()}
+        count = min(sets_per_block, sets - start)
         repeated = table.take(np.tile(np.arange(rows), count))
-        by = with_columns(
-            constants, {name: np.repeat(column, rows) for name, column in some.items()}
+        repeated_constants = with_columns(
+            constants, {name: np.repeat(column, rows) for name, column in chunk.items()}
         )
-        found.append(step_times(workload, repeated)(by).total.reshape(count, rows))
-    return np.concatenate(found)
+        times.append(step_times(workload, repeated)(repeated_constants).total.reshape(count, rows))
+    return np.concatenate(times)
 
 
 def one_by_one(constants: Calibration, moved: Mapping[str, Sequence[float]]) -> dict[str, Array]:
-    """Columns of sets of constants, each of which differs in one of them: `moved`: the values that
-    a constant takes, in order."""
+    """Columns for sets of constants that each change a single constant. `moved`: the changed values
+    by name, one set per value, in order."""
     sets = sum(map(len, moved.values()))
-    columns, at = {}, 0
+    columns, start = {}, 0
     for name, values in moved.items():
         columns[name] = np.full(sets, getattr(constants, name))
-        columns[name][at : at + len(values)] = values
-        at += len(values)
+        columns[name][start : start + len(values)] = values
+        start += len(values)
     return columns
 
 
@@ -286,8 +287,8 @@ def sensitivity(
     names: Sequence[str],
     number: int = 0,
 ) -> Sensitivity:
-    """The configs' step times and their derivatives by the constants `names`; `number`: that of the
-    workload."""
+    """Step times of the configs and their derivatives by the constants `names`. `number`: index of
+    the workload."""
     here = step_times(workload, table)(constants)
     log_step_s = np.log(here.total)
     jacobian = np.ones((len(table), len(names) + 1))
@@ -311,7 +312,7 @@ def sensitivity(
 
 
 def _layers_of(workload: Workload) -> int:
-    """The same for workloads whose layers are alike, however many these are."""
+    """Hash of a workload's kind of layer, independent of the number of layers."""
     shape = [getattr(workload.model, f.name) for f in fields(workload.model) if f.name not in DEPTH]
     attention = f"{workload.unfused_attention}{workload.attention_kernel}"
     return crc32(

@@ -1,5 +1,5 @@
-"""Layout: where the ranks of each group sit, as columns of floats that all formulas of this package
-share.
+"""Layout: sizes and node placement of the groups of ranks, as columns of floats used by all formulas of
+this package.
 
 Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest,
 and fill one node after another (the order of Megatron-LM and of torch's DeviceMesh). A group is
@@ -7,21 +7,19 @@ described by its size and by the number of its members that share a domain: the 
 link joins, which is a node on most clusters and a rack of 18 nodes on a GB200 NVL72. A job takes
 equally many nodes of each domain that it needs.
 
-Pipeline stages: layers on the first, the last and the fullest middle rank.
-
-The first rank also holds the embedding, the last one the output projection, the loss and the layers
-of multi-token prediction. How the other layers are dealt to the ranks stands in
-`autotune.trainers.base.layer_split`.
+Pipeline stages: number of layers on the first, the last and the largest middle rank. The first rank
+also holds the embedding, the last one the output projection, the loss and the layers of multi-token
+prediction. `autotune.trainers.base.layer_split` distributes the other layers.
 
 Weights per rank under tensor, expert and pipeline parallelism.
 
-Floating-point operations of a decoder: what the model needs, independent of how it is distributed.
+Floating-point operations that a decoder needs, independent of its distribution:
 
     n tokens   h hidden   f MLP width   q = heads * head_dim   kv = kv_heads * head_dim   s sequence length   V vocabulary
 
 A matmul of (m, k) by (k, n) takes 2*m*n*k FLOPs; its backward pass is two matmuls of the same size
 (Narayanan et al., arXiv 2104.04473, appendix). Attention is causal: half of the s*s scores are
-needed. Neglected: norms, activations and the optimizer's arithmetic, which are bound by memory and
+needed. Norms, activation functions and the optimizer are not included; they are bound by memory and
 counted as bytes in `compute.py`.
 """
 
@@ -40,19 +38,19 @@ from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Layers by rank of the pipeline, shape (N,) each."""
+    """Number of layers by pipeline rank, shape (N,) each."""
 
     first: Column
     """layers on the first rank"""
     middle: Column
-    """layers on the fullest rank between the first and the last; 0 when there is none"""
+    """layers on the largest rank between the first and the last; 0 if there is none"""
     last: Column
-    """layers on the last rank; equal to `first` when there is one rank"""
+    """layers on the last rank; equal to `first` if there is one rank"""
 
 
 def stages_of(model: ModelSpec, table: ConfigTable, split: str) -> Stages:
-    """The stages of every row; each value of pp is cut once. `split`: of the trainer, where the
-    config leaves it to it."""
+    """The stages of every row; the split is computed once per value of pp. `split`: the trainer's
+    split, used unless the config has `pp_split` 'edges'."""
     by_edges = table.is_word("pp_split", "edges")
     kinds, where = np.unique(2 * table.pp + by_edges, return_inverse=True)
     cuts = np.array(
@@ -70,7 +68,7 @@ def _cut(model: ModelSpec, p: int, split: str) -> tuple[float, float, float]:
 
 
 def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer on a rank, averaged over the layers: (dense ones, those of its
+    """Weights of one layer on a rank, averaged over the layers: (dense weights, weights of
     experts)."""
     share = model.expert_share
     kinds = [(1.0 - share, False), (share, True)]
@@ -85,10 +83,10 @@ def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
 
 def edge_weights(model: ModelSpec, layout: Layout, vocab_parallel: bool) -> tuple[Column, Column]:
     """Weights of (embedding, output projection) on the first and last rank; tied weights count once
-    if both are on the same rank. What lies outside of the language model, such as a vision tower,
-    is whole on the first rank."""
+    if both are on the same rank. Parts outside the language model, such as a vision tower, are whole
+    on the first rank."""
     cut = layout.tp if vocab_parallel else np.ones_like(layout.tp)
-    # positions are not cut: there are few of them
+    # position embeddings are not split, because they are small
     positions = float(model.embedding_parameters - model.vocab_size * model.hidden_size)
     other = 0.0 if model.code is None else float(model.code.other_parameters)
     embedding = model.vocab_size * model.hidden_size / cut + positions + other
@@ -101,16 +99,16 @@ class LayerWeights:
     """Weights of one layer on a rank."""
 
     dense: Column
-    """those that all data-parallel ranks share"""
+    """weights that are the same on all data-parallel ranks"""
     experts: Column
-    """those of its experts"""
+    """weights of experts"""
     shapes: Column
-    """weights of one matrix of every shape"""
+    """weights of one matrix of every shape, added up"""
 
 
 def weights_of_kind(model: ModelSpec, layout: Layout, *, experts: bool) -> LayerWeights:
-    """The weights of a layer with experts, or of one without. Norms, the router and the projection
-    into a latent are replicated."""
+    """Weights of a layer with or without experts. Norms, the router and the projection into a latent
+    are replicated."""
     one = np.ones_like(layout.tp)
     uncut = float(sum(n * k for n, k, cut in model.attention_matrices if not cut))
     whole = uncut + model.norm_parameters + (model.router_parameters if experts else 0)
@@ -141,18 +139,18 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks that take part in one collective."""
+    """The ranks of one collective."""
 
     size: Column
-    """members"""
+    """number of members"""
     per_domain: Column
-    """members that share a domain"""
+    """number of members in the same domain"""
     crowd: Column
-    """all ranks that share a node, members or not"""
+    """number of ranks on the same node, members or not"""
 
     @property
     def domains(self) -> Column:
-        """Domains that the group spans."""
+        """Number of domains that the group spans."""
         return np.ceil(self.size / self.per_domain)
 
 
@@ -166,8 +164,8 @@ class Layout:
     cp: Column
     ep: Column
     expert_tp: Column
-    """ranks over which tensor parallelism cuts one expert: tp, or 1 for a trainer that leaves
-    experts whole"""
+    """number of ranks over which tensor parallelism splits one expert: tp, or 1 for a trainer that
+    leaves experts whole"""
     micro_batch: Column
     """sequences per rank and micro-batch"""
     accumulation: Column
@@ -178,7 +176,7 @@ class Layout:
     virtual: Column
     """pipeline stages per rank"""
     world: Column
-    """ranks"""
+    """number of ranks"""
     tokens: Column
     """tokens per rank and micro-batch: micro_batch * seq_len / cp"""
     tp_group: Group
@@ -186,16 +184,16 @@ class Layout:
     data_group: Group
     """ranks with the same weights: dp * cp"""
     shard_group: Group
-    """those over which one copy is sharded: dp * cp / dp_replicas, next to one another"""
+    """ranks over which one copy is sharded, which are adjacent: dp * cp / dp_replicas"""
     replica_group: Group
-    """those that hold the same shard: dp_replicas"""
+    """ranks with the same shard: dp_replicas"""
     ep_group: Group
-    """ranks that hold different experts of a layer"""
+    """ranks with different experts of a layer"""
     expert_shard_group: Group
-    """those of one copy that hold the same experts, over which these are sharded: tp * cp * dp /
+    """ranks of one copy with the same experts, over which these are sharded: tp * cp * dp /
     (expert_tp * ep * dp_replicas)"""
     stages_per_domain: Column
-    """neighboring pipeline ranks that share a domain"""
+    """number of adjacent pipeline ranks in the same domain"""
 
 
 def layout_of(
@@ -244,8 +242,8 @@ def layout_of(
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """One weight matrix of a layer, (tokens, k) x (k, n), and the side along which tensor
-    parallelism cuts it."""
+    """One weight matrix of a layer, (tokens, k) x (k, n), and the dimension along which tensor
+    parallelism splits it."""
 
     n: float
     """output width"""
@@ -254,7 +252,7 @@ class Matmul:
     cut: str
     """'n' (column parallel), 'k' (row parallel) or '' (whole on every rank)"""
     part: str
-    """what it belongs to: inputs (query, key and value), output, up (with its gate) or down"""
+    """role in the layer: inputs (query, key and value), output, up (with its gate) or down"""
     expert: bool = False
     """whether it exists once per expert"""
     share: float = 1.0
@@ -262,11 +260,10 @@ class Matmul:
 
 
 def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
-    """The weight matrices of one layer in order: query-key-value (more than one with a latent),
-    output, MLP up (with its gate), MLP down.
+    """The weight matrices of one layer in order: query-key-value (several with a latent), output, MLP
+    up (with its gate), MLP down.
 
-    In a model with experts the MLPs of all kinds follow one another: experts, the shared experts,
-    the MLP of dense layers.
+    A model with experts has the MLPs of experts, shared experts and dense layers, in this order.
     """
     *inputs, output = model.attention_matrices
     h, gate = float(model.hidden_size), 2.0 if model.gated_mlp else 1.0
@@ -286,54 +283,54 @@ def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
 
 
 def weighed(model: ModelSpec, matmul: Matmul) -> float:
-    """Multiply-adds per token of a matrix, averaged over the layers; of the experts, those that a
+    """Multiply-adds per token of a matrix, averaged over the layers; for experts, of those that a
     token visits."""
     return matmul.n * matmul.k * matmul.share * (model.experts_per_token if matmul.expert else 1)
 
 
 def layer_matmul_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in one layer's weight matrices (of the experts, those that a token
+    """Forward FLOPs per token in one layer's weight matrices (for experts, of those that a token
     visits), averaged over the layers."""
     router = 2.0 * model.hidden_size * model.num_experts * model.expert_share
     return router + sum(2.0 * weighed(model, matmul) for matmul in layer_matmuls(model))
 
 
 def layer_attention_flops(model: ModelSpec, seq_len: float, *, causal: bool = True) -> float:
-    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the
-    causal mask is used; averaged over layers that attend and others."""
+    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, or half of it with a
+    causal mask; averaged over layers with and without attention."""
     width = (model.head_dim + (model.v_head_dim or model.head_dim)) * attending_share(model)
     return 2.0 * seq_len * model.num_attention_heads * width * (0.5 if causal else 1.0)
 
 
 def attending_share(model: ModelSpec) -> float:
-    """Share of the layers that attend by scores, 0 to 1."""
+    """Share of the layers with softmax attention, 0 to 1."""
     return 1.0 if model.code is None else model.code.attending_share
 
 
 def with_lengths(workload: Workload, lengths: Column) -> Workload:
-    """The workload with a sequence length of each row, one document each. It is for the formulas
-    alone: its length is not checked, and it is never kept."""
-    found = replace(workload, document_len=0)
-    object.__setattr__(found, "seq_len", lengths)
-    return found
+    """The workload with one sequence length per row and one document per sequence. For the formulas
+    only: it is not validated, and must not be stored."""
+    columnar = replace(workload, document_len=0)
+    object.__setattr__(columnar, "seq_len", lengths)
+    return columnar
 
 
 def attended_len(workload: Workload) -> float:
-    """Length of a whole sequence whose tokens attend to as many others, on average, as those of the
-    workload's packed documents.
+    """Length of a single-document sequence whose tokens attend to as many others, on average, as those
+    of the workload's packed documents.
 
-    Documents of d tokens on average and of exponentially distributed length (the distribution of
-    largest entropy), cut at the ends of a sequence of s tokens: a token attends to d * (1 - (1 -
-    exp(-s/d)) * d/s) tokens before it, and to s/2 where the sequence is one document. A column
-    where the workload is of `with_lengths`.
+    Document lengths are assumed to be exponentially distributed with mean d (the distribution of
+    maximum entropy), and documents are cut at the ends of a sequence of s tokens. A token then attends
+    to d * (1 - (1 - exp(-s/d)) * d/s) previous tokens, or to s/2 if the sequence is one document.
+    Returns a column for a workload from `with_lengths`.
     """
     d, s = float(workload.document_len), 1.0 * workload.seq_len
     return 2.0 * d * (1.0 + math.expm1(-s / d) * d / s) if d else s
 
 
 def head_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in the output projection, once per token that is predicted, and in
-    the projections of multi-token prediction."""
+    """Forward FLOPs per token in the output projection, once per predicted token, and in the
+    projections of multi-token prediction."""
     once = 2.0 * model.hidden_size * model.vocab_size
     return once * (1.0 + model.mtp_layers) + model.mtp_layers * 4.0 * model.hidden_size**2
 
@@ -350,8 +347,8 @@ def model_flops_per_token(model: ModelSpec, seq_len: float) -> float:
 
 
 def training_flops_per_token(workload: Workload) -> float:
-    """The same for a workload: of packed documents, and without gradients of the weights that
-    adapters leave as they are. The adapters' own products are neglected."""
+    """FLOPs per token of a training step of a workload: with its packed documents, and without the
+    gradients of weights frozen by adapters. The adapters' products are neglected."""
     model = workload.model
     needed = model_flops_per_token(model, attended_len(workload))
     if workload.peft is None:

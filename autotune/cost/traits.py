@@ -1,14 +1,12 @@
-"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses
-and overlaps.
+"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses and
+overlaps.
 
-They come from the code and documentation of the training loops. Quantities that must be measured
+They are taken from the code and documentation of the training loops. Quantities that must be measured
 are constants of the calibration instead.
 
-Why two trainers hold different memory for the same config: the traits in which they differ, in
-words, by category of memory.
-
-A reason is listed only where the config makes it act: selective recomputation where the config
-recomputes, a gathered input under sequence parallelism.
+Also explains why two trainers need different memory for the same config: texts about the traits in
+which they differ, by category of memory. A trait is listed only if it has an effect in the config,
+for example selective recomputation if the config recomputes selectively.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ class Traits:
     reduce_bytes: float = 4.0
     """bytes per weight that the gradient reduction carries under mixed precision"""
     fp16_reduce_bytes: float = 4.0
-    """the same under fp16, and the most that the gradient buffer has there: what is reduced is the
-    buffer itself"""
+    """the same under fp16, and the maximum size of the gradient buffer there, because the buffer
+    itself is reduced"""
     pure_reduce_bytes: float = 2.0
-    """the same where nothing is kept in fp32 (`Workload.pure_bf16`), and of gradients that wait for
-    a sharded reduction"""
+    """the same if nothing is kept in fp32 (`Workload.pure_bf16`), and for gradients that wait for a
+    sharded reduction"""
     master_weights: bool = True
-    """whether fp32 master weights exist beside 16-bit weights; otherwise weights are fp32 and cast
-    where they are used"""
+    """whether fp32 master weights exist in addition to 16-bit weights; otherwise weights are fp32 and
+    cast when they are used"""
     split: str = "even"
     """how layers are split into pipeline stages: 'even', or 'by_cost' (stages of equal weight,
     output projection included)"""
@@ -56,49 +54,47 @@ class Traits:
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation
     and the product; 3 with a fused kernel that recomputes one"""
     is_transformers: bool = False
-    """its models are those of transformers, whose code decides what their layers keep
-    (`blocks.py`)"""
+    """it trains models of transformers, whose code determines what their layers keep (`blocks.py`)"""
     repeats_keys: bool = False
-    """keys and values are copied to all heads of queries before attention, which keeps the copies
+    """keys and values are copied to all query heads before attention, which keeps the copies
     (torchtitan's `repeat_kv`)"""
     keeps_gathered: bool = False
-    """under sequence parallelism matrix products keep their whole input, where others keep their
-    part and gather it again (DTensor's parallel styles)"""
+    """with sequence parallelism, matrix products keep their gathered input; others keep their shard
+    and gather it again in the backward pass (DTensor's parallel styles)"""
     discards_outputs: bool = True
-    """recomputation of norms and activation functions gives up their outputs too (Megatron-Core's
-    `CheckpointWithoutOutput`). torch's checkpoint leaves these to the matrix products that keep
-    them as inputs"""
+    """recomputation of norms and activation functions discards their outputs too (Megatron-Core's
+    `CheckpointWithoutOutput`). With torch's checkpoint, the following matrix products keep these as
+    inputs"""
     ring_sums_fp32: bool = False
-    """a ring of context parallelism passes on gradients of keys and values in fp32, once more than
-    keys and values, so that they come back to their owner"""
+    """a context-parallel ring sends gradients of keys and values in fp32, with one more step than for
+    keys and values, so that they return to their owner"""
     ring_gathers: bool = False
-    """a ring of context parallelism gathers all keys and values at once, beside the first of its
-    kernels alone (torch's `context_parallel`, whose default is `_AllGatherRotater`)"""
+    """a context-parallel ring gathers all keys and values at once, overlapped only with its first
+    kernel (torch's `context_parallel`, whose default is `_AllGatherRotater`)"""
     chunks_again: bool = False
-    """a chunked loss makes the logits of a chunk once more in the backward pass"""
+    """a chunked loss recomputes the logits of a chunk in the backward pass"""
     loss: str = "full"
-    """how the trainer computes the loss by itself; the kinds stand in `memory/loss.py`"""
+    """how the trainer computes the loss by default, see `memory/loss.py`"""
     liger: bool = False
     """its fused loss is that of Liger's kernels for transformers' models, which never hold whole
     logits (`memory/loss.py`)"""
     tiles_mlp: bool = False
-    """with activations on the host the MLP is computed, and computed again, for as many tokens at a
-    time as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
+    """with activations on the host, the MLP is computed and recomputed in tiles with as many tokens
+    as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
     casts_logits: bool = True
-    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program where it
-    keeps nothing in fp32 (`Workload.pure_bf16`)"""
+    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program if it keeps
+    nothing in fp32 (`Workload.pure_bf16`)"""
     holds_logits: bool = True
-    """the program still holds the 16-bit logits in the backward pass; HF Trainer's `training_step`
-    has let go of the model's outputs by then"""
+    """the program holds the 16-bit logits during the backward pass; HF Trainer's `training_step` has
+    released the model's outputs by then"""
     may_cut_logits: bool = False
-    """nothing says whether tensor parallelism cuts the loss too: what whole logits take more counts
-    in the risk of running out by `memory.HOLDS`"""
+    """it is unknown whether tensor parallelism splits the loss: the additional memory of whole logits
+    enters the risk of running out of memory with the probability `memory.HOLDS`"""
     drops_gradients: bool = False
-    """gradients are freed by the optimizer's step (torch's `zero_grad` since 2.0), so that none
-    lives while the first micro-batch is in its forward pass"""
+    """gradients are freed after the optimizer's step (torch's `zero_grad` since 2.0), so that none
+    exist during the forward pass of the first micro-batch"""
     loss_metrics: float = 0.0
-    """metrics of the training run for which it computes the cross-entropy of all logits once
-    more"""
+    """number of training metrics that compute the cross-entropy of all logits again"""
     placeholder_gradients: bool = False
     """weight gradients are added to the gradient buffer by the matmul itself; autograd gets one
     16-bit placeholder per shape of weight, which is kept (TransformerEngine, `get_dummy_wgrad`),
@@ -107,11 +103,11 @@ class Traits:
     stores_narrow_inputs: bool = False
     """matrix products in 8 or 4 bits keep their inputs in that format"""
     narrow_weights: str = "none"
-    """what weights take in 8 or 4 bits: 'none' (cast where they are used), 'beside' (kept in both
-    layouts beside the 16-bit ones) or 'primary' (8-bit weights in both layouts instead of 16-bit
-    ones)"""
+    """memory of weights in 8 or 4 bits: 'none' (cast when they are used), 'beside' (kept in both
+    layouts in addition to the 16-bit ones) or 'primary' (8-bit weights in both layouts instead of
+    16-bit ones)"""
     bucket_weights: float = 0.0
-    """weights per bucket of the reduction, of which two live in 16 bits"""
+    """weights per bucket of the reduction; two buckets exist at once, in 16 bits"""
     weighs_inside: bool = False
     """the router's weights are applied inside the experts, so that their outputs need not be
     kept"""
@@ -122,33 +118,34 @@ class Traits:
     """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers
     them in 16 bits anyway"""
     sums_in_fp32: bool = False
-    """weights in fp32 are cast by autocast, which sums in fp32, so that what flows between the
-    layers is in fp32; the native loop's decoder casts its embedding's output"""
+    """fp32 weights are cast by autocast, which keeps sums in fp32, so that the residual stream is in
+    fp32; the native loop's decoder casts the output of its embedding"""
     moment_bytes: float = 8.0
     """bytes per weight of AdamW's two moments"""
     one_edge_unit: bool = False
-    """FSDP wraps layers alone, so that embedding and output projection are one unit: the
-    projection's gradient, the first, is whole until the embedding's, the last"""
+    """FSDP wraps only layers, so that embedding and output projection form one unit: the projection's
+    gradient, which is computed first, is kept whole until the embedding's, which is the last"""
     reduction: str = "each"
-    """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until
-    which they are whole; 'pipeline' as 'last' under a pipeline, else as 'each'; or at the 'end' of
-    the step, where ZeRO-2 cuts none of them at the peak"""
+    """when ZeRO-2 and ZeRO-3 reduce and shard gradients: after 'each' micro-batch; after the 'last'
+    one, until which they are whole; 'pipeline': like 'last' with a pipeline, else like 'each'; or at
+    the 'end' of the step, so that with ZeRO-2 all are whole at the peak"""
     may_reduce_each: bool = False
-    """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to
-    wait: whole gradients count in the risk of running out by `memory.HOLDS`"""
+    """it is unknown whether the program reduces after each micro-batch, the default of FSDP: the
+    additional memory of whole gradients enters the risk of running out of memory with the probability
+    `memory.HOLDS`"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     foreach: bool = False
-    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a
-    moment beside its states (`time/step.py`)"""
+    """AdamW is torch's default on a GPU, a chain of kernels that allocates a tensor of the size of a
+    moment in addition to its states (`time/step.py`)"""
     step_weights: float = math.inf
-    """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed:
+    """number of weights per rank that the optimizer updates at once under ZeRO-3 (DeepSpeed:
     `sub_group_size`)"""
     expandable_segments: bool = False
     """the trainer sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves little
     fragmentation"""
     selective: str = "scores"
-    """what selective recomputation computes again: 'scores', 'attention' or 'operators' (see
+    """what selective recomputation recomputes: 'scores', 'attention' or 'operators' (see
     `recompute.py`)"""
     stops_early: bool = False
     """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that
@@ -157,33 +154,33 @@ class Traits:
     """its fused attention is that of flash-attn or TransformerEngine, which need a GPU with bf16
     (Ampere or newer); on older ones it stores the score matrix"""
     attention_speed: float = 1.0
-    """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day
+    """speed of its attention kernel relative to FlashAttention-2 at the same time
     (`attention_efficiency`)"""
     attention_kernel: str = ""
     """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn'
-    (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' where its user chooses
+    (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' if the user chooses it
     (`attention.py`)"""
     async_tp_hidden: float = 1.0
-    """share of the communication beside the pieces of a product that `async_tp` really hides:
-    copies take memory bandwidth, and smaller products are slower"""
+    """share of the communication that `async_tp` actually hides behind the pieces of a product, because
+    copies use memory bandwidth and smaller products are slower"""
     async_linear: bool = False
-    """with sequence parallelism, collectives of the backward pass run beside matrix products
+    """with sequence parallelism, collectives of the backward pass overlap with matrix products
     (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
-    """host time of a layer that full recomputation adds, in units of its forward and backward pass;
-    torch's checkpoint adds more than the forward pass (`time/step.py`)"""
+    """additional host time of a layer under full recomputation, relative to its forward and backward
+    pass; torch's checkpoint adds more than the forward pass (`time/step.py`)"""
     shard_hooks: float = 0.0
-    """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by
-    module, in the same units"""
+    """host time of the hooks with which ZeRO-3 gathers and releases a layer's weights module by
+    module, relative to its forward and backward pass"""
     gathers_again: bool = False
-    """full recomputation lies around the modules that FSDP wraps, so that the repeated forward pass
-    gathers their weights once more (`traffic.py`)"""
+    """full recomputation encloses the modules that FSDP wraps, so that the repeated forward pass
+    gathers their weights again (`traffic.py`)"""
     peft: bool = False
-    """adapters are those of Hugging Face's PEFT, which keeps them in fp32 and, beside 4-bit
-    weights, all that flows between the layers too (`trainable.py`)"""
+    """adapters are those of Hugging Face's PEFT, which keeps them in fp32, and with 4-bit weights the
+    residual stream too (`trainable.py`)"""
     program: str = "cut"
-    """kind of program, of which one that no fit has read has the level: 'sharded' (a plain torch
-    loop under FSDP) or 'cut' (tensor and pipeline parallelism of its own)"""
+    """kind of program, which determines the assumed level of one without a fit: 'sharded' (a plain
+    torch loop under FSDP) or 'cut' (with tensor and pipeline parallelism)"""
     collectives_per_layer: float = 1.0
     """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is
     split"""
@@ -201,13 +198,13 @@ MEGATRON = Traits(
 BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
 NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
 REENTRANT, NON_REENTRANT = 0.9, 1.4
-"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps
-saved tensors by hooks; measured (`time/step.py`)"""
+"""`Traits.checkpoint_host` of torch's reentrant checkpoint, which calls autograd again, and of the
+non-reentrant one, which uses hooks for saved tensors; measured (`time/step.py`)"""
 FSDP_HOOKS = 2.0
-"""`Traits.shard_hooks` of FSDP around each layer, measured (`time/step.py`)"""
+"""`Traits.shard_hooks` of FSDP with a unit per layer, measured (`time/step.py`)"""
 SYMMETRIC_MEMORY = 0.4
-"""`Traits.async_tp_hidden` of torch's async tensor parallelism: of eight pairs that torchtitan
-published 0.18 to 0.64, median 0.37 (`tests/cost/time/test_knob_times.py` has five)"""
+"""`Traits.async_tp_hidden` of torch's async tensor parallelism: 0.18 to 0.64 in eight pairs of runs
+published by torchtitan, median 0.37 (five are in `tests/cost/time/test_knob_times.py`)"""
 MODULE_HOOKS = 4.4
 """`Traits.shard_hooks` of DeepSpeed, measured (`time/step.py`)"""
 EAGER = Traits(
@@ -350,43 +347,43 @@ loss         torchtitan cuts projection and loss into chunks from release 0.3 on
 
 
 USUAL = "native"
-"""the trainer whose traits count for one that is not listed"""
+"""the trainer whose traits are assumed for one that is not listed"""
 
 
 def traits_of(trainer: str) -> Traits:
-    """The traits of that trainer."""
+    """The traits of a trainer; those of `USUAL` if it is not listed."""
     return TRAITS.get(trainer, TRAITS[USUAL])
 
 
 ENGINE_LOOPS = {"fsdp": "accelerate", "megatron": "megatron", "deepspeed": "deepspeed"}
-"""the loop whose constants and traits a post-trainer's engine has: transformers' models under FSDP,
-Megatron-Core, DeepSpeed"""
+"""the loop whose constants and traits are used for a post-trainer, by its engine: transformers' models
+under FSDP, Megatron-Core, DeepSpeed"""
 POST_TRAINERS = ("verl", "nemo_rl", "openrlhf", "trl")
 
 
 def loop_of(workload: Workload) -> str:
-    """The trainer whose constants hold for the workload: its own, that whose loop its program runs,
-    or for post-training that of the engine that trains."""
+    """The trainer whose constants apply to the workload: its trainer, the one whose loop its program
+    runs, or for post-training that of the training engine."""
     if workload.loop or workload.rl is None or workload.trainer not in POST_TRAINERS:
         return training_loop(workload)
     return ENGINE_LOOPS[workload.rl.engine]
 
 
 def loop_traits(workload: Workload) -> Traits:
-    """The traits of the loop that trains.
+    """The traits of the workload's training loop.
 
-    Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so each is
-    reduced (verl: `dp_actor.py`). verl takes log-probabilities of all tokens by flash-attn's
-    kernel, on logits that it does not cast (`logprobs_from_logits_flash_attn`); an entropy in the
-    loss, which is off by default, adds a gradient.
+    Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so gradients are
+    reduced after each (verl: `dp_actor.py`). verl computes log-probabilities of all tokens with
+    flash-attn's kernel, on logits that it does not cast (`logprobs_from_logits_flash_attn`); an
+    entropy in the loss, which is off by default, adds a gradient.
     """
-    found, rl = traits_of(loop_of(workload)), workload.rl
+    traits, rl = traits_of(loop_of(workload)), workload.rl
     if workload.attention_kernel:
-        found = replace(found, attention_kernel=workload.attention_kernel)
+        traits = replace(traits, attention_kernel=workload.attention_kernel)
     if rl is None or rl.engine != "fsdp" or workload.trainer not in POST_TRAINERS:
-        return found
-    loss = "kernel" if workload.trainer == "verl" else found.loss
-    return replace(found, reduction="each", loss=loss)
+        return traits
+    loss = "kernel" if workload.trainer == "verl" else traits.loss
+    return replace(traits, reduction="each", loss=loss)
 
 
 _SELECTIVE = {
@@ -413,20 +410,20 @@ _REDUCTION = {
 def memory_differences(
     trainer: str, other: str, config: ParallelConfig
 ) -> Mapping[str, tuple[str, ...]]:
-    """What `trainer` does in this config that `other` does not, by category (weights, gradients,
-    optimizer, activations). Empty for equal traits."""
+    """Texts about what `trainer` does in this config that `other` does not, by category (weights,
+    gradients, optimizer, activations). Empty for equal traits."""
     mine, theirs = (_habits(traits_of(name), config) for name in (trainer, other))
-    found = {
+    differences = {
         category: tuple(
             words for name, words in habits.items() if words != theirs[category].get(name)
         )
         for category, habits in mine.items()
     }
-    return {category: words for category, words in found.items() if words}
+    return {category: words for category, words in differences.items() if words}
 
 
 def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str, str]]:
-    """What the trainer does, as category -> trait -> words."""
+    """Texts about what the trainer does: category -> trait -> text."""
     mixed, sharded = config.precision in ("bf16", "fp16", "fp8"), config.zero_stage >= 2
     activations = {
         "loss": _LOSS[traits.loss],

@@ -1,70 +1,69 @@
-"""Correction: estimates of a study's configs given the trials that it has measured.
+"""Correction: estimates of a study's configs given its measured trials.
 
-Prediction and interval of a config follow from the trials in three ways. Constants and level, which
-all configs share, are refitted (`refit`), and each config moves by its own mix of causes. Own
-errors are shared by neighbors (`own_error`). Both are one linear step about the constants that the
-study began with. How wide all of these errors are is the study's own too (`error_scale`). Trials
-whose sends stalled are set aside (`stalled_trials`).
+Trials change the prediction and interval of a config in three ways. Constants and level, which all
+configs share, are refitted (`refit`), with a different effect on each config. Own errors are
+correlated between neighbors. Both are one linear step about the study's initial constants. The scale
+of all these errors is estimated per study, too. Trials with stalled sends are excluded.
 
     step time    predicted * exp(mean of log(measured / predicted))
-    interval     that of Student's t about the same
+    interval     of Student's t about the same
 
-Error scale: how wide the errors of a study's configs are, as its trials show it.
+Error scale: the size of the errors of a study's configs, estimated from its trials.
 
-Of one program all configs are predicted within a few percent, another's scatter by a factor about
-whatever level they have. So the variances of all errors, shared and own, are those of `refit` times
-a factor f that is the study's own, and not known before its trials:
+The configs of some programs are predicted within a few percent of their common level, those of others
+within a factor. So the variances of all errors, shared and own, are those of `refit` times a factor f
+that belongs to the study and is unknown before its trials:
 
-    f ~ c m / chi^2_m          before any trial: an inverse gamma of m degrees of freedom
-    f ~ (c m + q) / chi^2_(m + n)          given n trials        q = y' A^-1 y, their squared distance from what was predicted (`Conditioned.squares`)
+    f ~ c m / chi^2_m                      before any trial: an inverse gamma distribution with m degrees of freedom
+    f ~ (c m + q) / chi^2_(m + n)          given n trials        q = y' A^-1 y, squared distance of the trials from the predictions (`Conditioned.squares`)
 
-The error of a config is then Student's t with m + n degrees of freedom (Shah, Wilson and Ghahramani
-2014, arXiv 1402.4306, equation 5). Its mean is that of a normal, so predictions do not depend on f.
-Trials that agree with what was predicted narrow the intervals, and trials that lie far off keep
-them wide, until so many agree with each other that their own scatter tells.
+The error of a config then has a Student's t distribution with m + n degrees of freedom (Shah, Wilson
+and Ghahramani 2014, arXiv 1402.4306, equation 5). Its mean is that of the normal, so predictions do
+not depend on f. Trials that agree with the predictions narrow the intervals. Trials that disagree
+keep them wide, until there are enough of them to estimate the scatter.
 
-m gives the rows of published sources about the highest density after one and after three trials,
-which hardly depends on it from 2 to 4, and c has nine tenths of them inside
-(`research/error_scale.py`). Neglected: before any trial the widths stay those of `uncertainty`, a
-sixth narrower than such a t, since they hold.
+m approximately maximizes the density of rows of published sources after one and after three trials,
+which is nearly constant for m from 2 to 4; with c, 90% of them are inside their intervals
+(`research/error_scale.py`). Approximation: before any trial the widths are those of `uncertainty`,
+one sixth narrower than this t, because their coverage is right.
 
-Which trials ran while sends stalled, so that they tell nothing about constants, level and
+Stalled trials: those that ran while sends stalled carry no information about constants, level and
 neighbors.
 
-A pipeline over nodes may take several times as long as it should, with a known chance and by a
-known factor (`stalls`). Of a trial that ran so, a refit would say that the whole cluster is that
-slow. So each trial that can stall is explained both ways, given what the others say of it:
+A pipeline over nodes may be several times slower than normal, with a known probability and by a known
+factor (`stalls`). A refit would attribute that to the whole cluster. So both explanations are
+compared for each trial that can stall, given the others:
 
     log odds = log(p / (1 - p)) + (x^2 - (x - w)^2) / 2 v
 
-    x, v    log(measured / predicted) less its mean given all other trials, and its variance (`Conditioned.left_out`); of a single trial those before any
-    p, w    chance of a stall, and log of the factor by which it lengthens the step
+    x, v    residual of log(measured / predicted) given all other trials, and its variance (`Conditioned.left_out`); for a single trial, those of the prior
+    p, w    probability of a stall, and log of the factor by which it lengthens the step
 
-The trial with the greatest odds above one is set aside, and the rest are asked again. Trials that
-agree with each other keep each other: a cluster that is slow throughout is believed from its second
-trial on. Neglected: that stalled sends of one cluster differ by a tenth, which is little beside v.
+The trial with the greatest odds above one is excluded, and the others are tested again. Trials that
+agree with each other are kept, so a uniformly slow cluster is recognized from its second trial on.
+Neglected: stalls of one cluster vary by a tenth, which is little compared with v.
 
-Guarded refit: constants that follow trials only as far as that predicts left-out trials better.
+Guarded refit: changes the constants only if that predicts left-out trials better.
 
-Before any trial it is not known how wrong the constants are: those of a fitted pair are right to
-some ten percent, others are off by a factor. So several priors are tried, and each is judged by
-what it says of every trial given all the others:
+Before any trial the error of the constants is unknown: those of a fitted pair are accurate to some ten
+percent, others may be off by a factor. So several priors are tried, and each is scored by its
+prediction of every trial given all others:
 
-    known     nothing is moved: the constants that were given, with the level's spread as they state it
-    level     one factor on all step times, of which nothing is known
-    refit     constants and level, as uncertain as clusters of one pair lie apart (`refit`)
-    wrong     the same, three times as uncertain, but none by more than a factor of two besides: variances min((3 w)^2, w^2 + (ln 2)^2)
+    known     the given constants unchanged, with the level's standard deviation that they state
+    level     an unknown factor on all step times
+    refit     uncertain constants and level, with their variation between clusters of one pair (`refit`)
+    wrong     the same with three times the standard deviation w, but limited to variances min((3 w)^2, w^2 + (ln 2)^2)
 
-Without that bound the constants that differ most between clusters, such as the host time of a step,
-are free by factors of a hundred, which is enough to explain all trials of one batch size by a time
-that no rank shortens.
+Without this limit, the constants that vary most between clusters, such as the host time of a step,
+could change by factors of a hundred, which would explain all trials of one batch size by a constant
+time.
 
-    score     sum_i log p(y_i | all other y)        p: normal, with `OUTLIER` of its weight spread wide, so that one wild trial decides nothing
+    score     sum_i log p(y_i | all other y)        p: normal, mixed with a wide one of weight `OUTLIER`, so that one outlier is not decisive
               (leave-one-out densities: Rasmussen & Williams 2006, eq. 5.10 to 5.12; Geisser & Eddy 1979)
 
-The best score wins, of equal ones the first in this list, where constants are needed; what trials
-say of another workload is an average over all of them (`transferred`). So trials that agree with
-the constants move them little, and trials that no constants explain move none.
+If a single set of constants is needed, it is that with the best score, the first in this list in case
+of a tie; predictions for other workloads are averaged over all priors (`transferred`). So trials that
+agree with the constants change them little, and trials that no constants explain do not change them.
 """
 
 from __future__ import annotations
@@ -95,14 +94,14 @@ from autotune.spec.estimate import PhaseParts
 from autotune.spec.post_training import TRAINED
 
 DEGREES = 3.0
-"""m"""
+"""m, degrees of freedom of the error scale before any trial"""
 SCALE = 0.7
-"""c"""
+"""c, scale of the error variance before any trial"""
 
 
 def widening(squares: float, trials: int) -> float:
-    """Factor on standard deviations given that many trials, such that the 90% interval of a normal
-    is that of the t. `squares`: q."""
+    """Factor on standard deviations for which the 90% interval of a normal equals that of the t.
+    `squares`: q; `trials`: n."""
     import scipy
 
     degrees = DEGREES + trials
@@ -111,7 +110,7 @@ def widening(squares: float, trials: int) -> float:
 
 
 def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> NDArray[np.intp]:
-    """Numbers of the trials whose sends did not stall, ascending. `errors`: log(measured /
+    """Indices of the trials whose sends did not stall, ascending. `errors`: log(measured /
     predicted) of each trial, shape (n,)."""
     import scipy
 
@@ -131,20 +130,20 @@ def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> ND
 
 
 ENOUGH = 64
-"""configs after which further ones are not looked at: by then constants are known far better than
-any config's own error"""
+"""maximum number of measured configs that are used; by then the uncertainty of the constants is far
+smaller than the own error of a config"""
 MARGIN = 2.0
-"""difference of the left-out scores that the wider prior must gain: its evidence is seven times as
-large. With less it takes what `error_scale` explains better"""
+"""minimum gain in the leave-one-out score for the wider prior (e^2 = 7 times the density). With a
+lower one, it would absorb errors that are better explained by the error scale"""
 
 
 @final
 class Correction:
-    """What a study's trials say about its other configs. What was computed for a config is kept;
-    the result depends on the arguments alone."""
+    """Corrects estimates of a study's configs with its trials. Values computed for a config are
+    cached; results depend only on the arguments."""
 
     def __init__(self, space: SearchSpace, constants: Calibration | None = None) -> None:
-        """`constants`: of the estimates; default: `calibration_for` the workload."""
+        """`constants`: those used for the estimates; default: `calibration_for` the workload."""
         self._space = space
         self._prior = uncertain(constants or calibration_for(space.workload))
         self._rows: dict[ParallelConfig, Sensitivity] = {}
@@ -152,18 +151,18 @@ class Correction:
     def applied(
         self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]
     ) -> Estimate:
-        """The estimate of one config given these trials; unchanged where none was measured, or the
-        sends of all stalled. Repeats of a config count once."""
-        seen: dict[ParallelConfig, list[float]] = {}
+        """The estimate of one config given these trials; unchanged if none was measured, or the
+        sends of all stalled. Repeated runs of a config count once, as their median."""
+        logs_of: dict[ParallelConfig, list[float]] = {}
         for trial in trials:
             if trial.is_measured and trial.measurement is not None:
-                seen.setdefault(trial.config, []).append(math.log(trial.measurement.step_time_s))
-                if len(seen) == ENOUGH:
+                logs_of.setdefault(trial.config, []).append(math.log(trial.measurement.step_time_s))
+                if len(logs_of) == ENOUGH:
                     break
-        if not seen:
+        if not logs_of:
             return estimate
-        rows = Sensitivity.joined([self._row(known) for known in seen])
-        errors = np.array([float(np.median(logs)) for logs in seen.values()]) - rows.log_step_s
+        rows = Sensitivity.joined([self._row(known) for known in logs_of])
+        errors = np.array([float(np.median(logs)) for logs in logs_of.values()]) - rows.log_step_s
         known = learnt(rows, errors, self._prior)
         return (
             estimate if known is None else moved(estimate, *errors_given(known, self._row(config)))
@@ -182,8 +181,8 @@ class Correction:
 
 
 def learnt(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned | None:
-    """What the trials `rows` say whose log(measured / predicted) are `errors`, shape (n,), by the
-    prior or the wider one; None where the sends of all stalled."""
+    """The posterior given the trials `rows`, from the prior or the wider one; None if the sends of
+    all stalled. `errors`: log(measured / predicted) of each trial, shape (n,)."""
     ran = unstalled(rows, errors, prior)
     if not len(ran):
         return None
@@ -193,9 +192,9 @@ def learnt(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Condi
 
 
 def errors_given(known: Conditioned, rows: Sensitivity) -> tuple[Array, Array, Array]:
-    """Of the next measurements of configs: mean of log(measured / predicted), the standard
-    deviation of the normal with the same 90% interval, and the part of it that is due to constants
-    and level; shape (N,) each."""
+    """Prediction for the next measurements of configs: mean of log(measured / predicted), standard
+    deviation of the normal with the same 90% interval, and the part of that due to constants and
+    level; shape (N,) each."""
     center, sigma, shared = known.errors_of(rows)
     wider = widening(known.squares, len(known.rows))
     sigma = np.maximum(wider * sigma, LEAST_SIGMA)
@@ -205,10 +204,10 @@ def errors_given(known: Conditioned, rows: Sensitivity) -> tuple[Array, Array, A
 def moved(
     estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.ndarray
 ) -> Estimate:
-    """The estimate with its times multiplied by exp(`center`); `sigma`: standard deviation of the
-    log step time, of which `shared` is due to constants and level; each of shape (N,), or (1,) for
-    one config."""
-    alone = not np.ndim(estimate.step_time_s)
+    """The estimate with its times multiplied by exp(`center`). `sigma`: standard deviation of ln step
+    time; `shared`: the part of it due to constants and level. Shapes (N,), or (1,) for one
+    config."""
+    is_single = not np.ndim(estimate.step_time_s)
     factor = np.exp(center)
     step = np.asarray(estimate.step_time_s) * factor
     low, _ = interval(step, sigma)
@@ -232,12 +231,13 @@ def moved(
         level_sigma=shared,
         stalled_step_time_s=stalled,
     )
-    return whole.row(0) if alone else whole
+    return whole.row(0) if is_single else whole
 
 
 def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, PhaseParts | None]:
-    """Parts and phases of a step that takes `factor` times as long. Phases that the trainer does
-    not run were told, so its own change, unless the step is shorter than what was told."""
+    """Time parts and phases of a step that takes `factor` times as long. Phases that the trainer does
+    not run have stated times, so only its own phases are scaled, unless the step is shorter than the
+    stated times."""
     parts = {name: np.asarray(value) for name, value in estimate.time_parts_s.to_dict().items()}
     if estimate.phases_s is None:
         return TimeParts(**{name: value * factor for name, value in parts.items()}), None
@@ -254,63 +254,62 @@ def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, Ph
 
 
 def after_one_trial(estimate: Estimate) -> float:
-    """Half-width of one config's 90% interval once its neighbor on one knob has run as far off as
-    expected, as a fraction of the step time."""
-    alike = uncertain(Calibration()).own_error
+    """Half-width of a config's 90% interval after one trial of a neighbor at distance 1 with an error
+    of the expected size, as a fraction of the step time."""
+    own_error = uncertain(Calibration()).own_error
     own, level = float(config_sigma(estimate)) ** 2, float(estimate.level_sigma) ** 2
-    together = level + max(own - alike.alone_sigma**2, 0.0) * math.exp(-1.0 / alike.length)
-    left = own + level - together**2 / (own + level + LEAST_SIGMA**2)
-    _, high = interval(np.ones(1), widening(1.0, 1) * math.sqrt(left))
+    together = level + max(own - own_error.alone_sigma**2, 0.0) * math.exp(-1.0 / own_error.length)
+    remaining = own + level - together**2 / (own + level + LEAST_SIGMA**2)
+    _, high = interval(np.ones(1), widening(1.0, 1) * math.sqrt(remaining))
     return float(high[0]) - 1.0
 
 
 WIDE = 3.0
-"""multiple of the spreads between clusters of one pair in the widest prior"""
+"""factor on the standard deviations between clusters of one pair in the wider priors"""
 WRONG = math.log(2.0)
-"""standard deviation of the log of the factor by which a constant may be off in it, at most, beside
-what clusters differ by"""
+"""limit in the prior `wrong` of the standard deviation of a constant's log, in addition to the
+variation between clusters"""
 UNKNOWN_LEVEL = 1.0
-"""standard deviation of the log of a level of which nothing is known"""
+"""standard deviation of ln of an unknown level"""
 OUTLIER, OUTLIER_SD = 0.05, 1.0
-"""weight and standard deviation of the wide part of a density"""
+"""weight and additional standard deviation of the wide component of a density"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Believed:
-    """What trials say by one of the priors."""
+    """The posterior from one of the priors."""
 
     kind: str
-    """known, level, refit or wrong"""
+    """the prior: known, level, refit or wrong"""
     score: float
-    """of the trials, each given all others"""
+    """leave-one-out score of the trials"""
     known: UncertainConstants
-    """the constants and the level given the trials"""
+    """posterior of the constants and the level"""
     said: Conditioned | None
-    """the trials at the last linearisation; None without any"""
+    """the conditioning at the last linearization; None without trials"""
     weight: float
-    """of this prior against the others, given the trials; all add up to one"""
+    """posterior probability of this prior; all add up to one"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refitted:
-    """What trials say about the constants."""
+    """The result of a guarded refit."""
 
     kind: str
-    """known, level, refit or wrong"""
+    """the prior with the best score: known, level, refit or wrong"""
     known: UncertainConstants
-    """the constants, the level, and what stays uncertain about them"""
+    """constants and level with their uncertainty"""
     gain: float
-    """by how much left-out trials are predicted better than by the constants that were given:
-    difference of the scores per trial"""
+    """gain in the leave-one-out score per trial compared with the given constants"""
     believed: tuple[Believed, ...]
-    """each prior's answer; without trials that of the constants that were given"""
+    """the posterior from each prior; without trials, only the given constants"""
 
     @property
     def calibration(self) -> Calibration:
-        """The constants with the level among them, and with what is uncertain about the level alone
-        as their level's spread."""
+        """The constants including the level, with the posterior standard deviation of the level as
+        `level_sigma`."""
         constants = self.known.constants
         sigma = math.sqrt(float(self.known.covariance[-1, -1]))
         return replace(
@@ -323,8 +322,8 @@ class Refitted:
 
 
 def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitted:
-    """The constants given these trials, by the prior that predicts left-out trials best; those that
-    were given where there is no trial."""
+    """Refit the constants with the prior that predicts left-out trials best. Without trials, the
+    given constants are returned."""
     given = uncertain(constants)
     if not trials:
         alone = Believed(kind="known", score=0.0, known=given, said=None, weight=1.0)
@@ -334,24 +333,24 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
     variances = np.diag(given.covariance)
     wider = np.diag(np.minimum(WIDE**2 * variances, variances + WRONG**2))
     priors |= {"refit": given, "wrong": replace(given, covariance=wider)}
-    found: dict[str, Believed] = {}
+    answers: dict[str, Believed] = {}
     for name, prior in priors.items():
         now, last = linearised(prior, trials)
-        found[name] = Believed(
+        answers[name] = Believed(
             kind=name, score=left_out_score(last), known=now, said=last, weight=0.0
         )
-    best = max(found.values(), key=lambda b: b.score)
+    best = max(answers.values(), key=lambda b: b.score)
     count = sum(len(t.table) for t in trials)
     return Refitted(
         kind=best.kind,
         known=given if best.kind == "known" else best.known,
-        gain=(best.score - found["known"].score) / count,
-        believed=_weighed(list(found.values())),
+        gain=(best.score - answers["known"].score) / count,
+        believed=_weighed(list(answers.values())),
     )
 
 
 def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
-    """The answers with weights that are proportional to the evidence of their priors."""
+    """The posteriors with weights proportional to the evidence of their priors."""
     import scipy
 
     weights = np.exp(scipy.special.log_softmax([b.said.log_evidence for b in answers if b.said]))
@@ -359,7 +358,7 @@ def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
 
 
 def left_out_score(known: Conditioned) -> float:
-    """Sum of the log densities of the trials, each given all others."""
+    """Leave-one-out score: sum of the log densities of the trials, each given all others."""
     mean, variance = known.left_out()
     narrow = -0.5 * mean**2 / variance - 0.5 * np.log(2.0 * np.pi * variance)
     wide = variance + OUTLIER_SD**2
@@ -368,13 +367,13 @@ def left_out_score(known: Conditioned) -> float:
 
 
 def _level_only(given: UncertainConstants, sigma: float) -> UncertainConstants:
-    """The constants as if they were known, under a level of that spread."""
+    """A prior with certain constants and a level with standard deviation `sigma`."""
     return replace(given, names=(), covariance=np.array([[max(sigma, 1e-6) ** 2]]))
 
 
 def measured_workloads(trials: Iterable[tuple[Workload, Trial]]) -> list[Measured]:
-    """The measured ones of these trials by workload, in the order in which workloads and configs
-    first occur. Repeats of a config count as their median."""
+    """Measured step times by workload, in the order in which workloads and configs first occur.
+    Repeated runs of a config are represented by their median."""
     by_workload: dict[str, tuple[Workload, dict[ParallelConfig, list[float]]]] = {}
     for workload, trial in trials:
         if (
@@ -382,13 +381,13 @@ def measured_workloads(trials: Iterable[tuple[Workload, Trial]]) -> list[Measure
             and trial.measurement is not None
             and trial.measurement.step_time_s > 0
         ):
-            _, seen = by_workload.setdefault(repr(workload), (workload, {}))
-            seen.setdefault(trial.config, []).append(trial.measurement.step_time_s)
+            _, times_of = by_workload.setdefault(repr(workload), (workload, {}))
+            times_of.setdefault(trial.config, []).append(trial.measurement.step_time_s)
     return [
         Measured(
             workload=workload,
-            table=ConfigTable.of(list(seen)),
-            step_time_s=np.array([float(np.median(times)) for times in seen.values()]),
+            table=ConfigTable.of(list(times_of)),
+            step_time_s=np.array([float(np.median(times)) for times in times_of.values()]),
         )
-        for workload, seen in by_workload.values()
+        for workload, times_of in by_workload.values()
     ]

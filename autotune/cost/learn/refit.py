@@ -1,40 +1,40 @@
-"""Refit: the constants of a GPU type and trainer given measured trials, by maximum a posteriori,
-with what stays uncertain about them.
+"""Refit: maximum a posteriori estimate of the constants of a GPU type and trainer from measured
+trials, with its covariance.
 
     log measured_i = log f_i(theta) + level + e_i
 
-    f_i     step time of config i by the cost model (`time.step`)
-    theta   logs of K constants: normal about those that ship, with the standard deviations of `refit_values` (how far one cluster lies from another)
-    level   what no constant explains and all configs of a cluster share; it is kept as one more constant, of which every derivative is 1
-    e       own errors of the configs (`own_error`), which neighbors share in part
+    f_i     step time of config i predicted by the cost model (`time.step`)
+    theta   logs of K constants: normal about the shipped ones, with the standard deviations in `refit_values` (variation between clusters)
+    level   error that is common to all configs of a cluster and not explained by constants; treated as an additional constant with derivative 1
+    e       own errors of the configs, which are correlated between neighbors
 
-Linearised about a point, the posterior is normal: with J = d log f / d theta, prior covariance S
-and covariance E of the own errors
+Linearized about a point, the posterior is normal. With J = d log f / d theta, prior covariance S and
+covariance E of the own errors
 
     A = J S J' + E        mean = S J' A^-1 y        covariance = S - S J' A^-1 J S          (Rasmussen & Williams 2006, eq. 2.11 and 2.12)
 
-`refit` repeats this about its own mean (Gauss-Newton), so the result is the mode and its curvature
-(Laplace). What the trials say nothing about keeps its prior width. Trials may be of several
-workloads of the pair. A trial far from what all others say counts less (Huber 1964): a slow node
-makes one trial slow, not the cluster. The result depends on prior and trials alone.
+`refit` repeats this about the new mean (Gauss-Newton), so the result is the mode with its curvature
+(Laplace). Constants that the trials do not determine keep their prior width. Trials may be of several
+workloads of the pair. Outliers get less weight (Huber 1964), because a slow node slows one trial and
+not the cluster. The result is a function of prior and trials.
 
-Own error: what is wrong about one config's predicted step time beyond the constants and the level,
-and how configs share it.
+Own error: the error of one config's predicted step time in addition to that of constants and level,
+and its covariance between configs.
 
     cov(e_i, e_j) = (r_i r_j w_ij + q a_i a_j k_ij) exp(-d_ij / l) + (1 - q) a_i^2 [i = j]        r_i^2 + a_i^2 = s_i^2        a_i = min(s_i, a)
 
     s   standard deviation of a config's own error (`uncertainty.time_sigma`)
-    r   the part that changes from config to config with the knobs
-    l   distance over which it is shared: Euclidean, one for each doubling of a count or step of a word, over all knobs
+    r   standard deviation of the part that changes gradually with the knobs
+    l   correlation length; distances are Euclidean over all knobs, with one unit per doubling of a count or step of a word
     w   1 within a workload, less between workloads
-    a   the part that does not carry over to neighbors: the speed of these very kernels, settings that no knob states, and what repeats differ by
-    k   1 for configs in which a rank computes the same for a layer and a micro-batch, else 0: same layer, sequence, tensor degree, micro-batch and recomputation, whatever
-        the pipeline, the number of ranks and the accumulation. Their kernels are the same ones, in a large job and in a small one
+    a   standard deviation of the part that is not shared by neighbors: speed of the specific kernels, settings without a knob, noise between runs
+    k   1 for configs in which a rank computes the same for a layer and a micro-batch, else 0: same layer, sequence, tensor degree, micro-batch and recomputation, for any
+        pipeline, number of ranks and accumulation. They run the same kernels, in large and small jobs
     q   share of a^2 that such configs have in common
 
 The exponential kernel is that of an Ornstein-Uhlenbeck process: kernels, schedules and message
-sizes change with each step of a knob, so errors change in jumps and not smoothly. a, l and w are
-those of published files that were not read, q of replays of jobs by smaller ones
+sizes change with each step of a knob, so errors jump instead of changing smoothly. a, l and w were
+estimated from published files left out of the fit, q from replays of jobs by smaller ones
 (`research/error_fit.py`).
 """
 
@@ -68,14 +68,13 @@ ELSEWHERE = (
 WORK = [k for k, name in enumerate(KNOBS) if name not in ELSEWHERE]
 
 FEW = 1 << 14
-"""distances below which SciPy's module for them is not worth its import, which takes a quarter of a
-second"""
+"""number of distances below which they are computed without SciPy, whose import takes 0.25 s"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnError:
-    """How the own errors of configs resemble each other."""
+    """Covariance of the own errors of configs."""
 
     alone_sigma: float
     """a"""
@@ -87,7 +86,8 @@ class OwnError:
     """q"""
 
     def covariance(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Covariance of the part that neighbors share, shape (N, n)."""
+        """Covariance between configs, without the part that is independent per config, shape
+        (N, n)."""
         distances = _distances(rows.points, others.points)
         same = rows.workloads[:, None] == others.workloads[None, :]
         near = np.exp(-distances / self.length)
@@ -102,14 +102,15 @@ class OwnError:
         return np.asarray((rest + kernels) * near)
 
     def alone(self, rows: Sensitivity) -> Array:
-        """Standard deviation of the part that a measurement shares with no other, shape (n,)."""
+        """Standard deviation of the part that is independent per config, shape (n,)."""
         return np.asarray(np.sqrt(1.0 - self.same_work) * self._sharp(rows))
 
     def rest(self, rows: Sensitivity) -> Array:
-        """Standard deviation of the part that changes with the knobs, shape (n,)."""
+        """r: standard deviation of the part that changes gradually with the knobs, shape (n,)."""
         return np.asarray(np.sqrt(rows.own_sigma**2 - self._sharp(rows) ** 2))
 
     def _sharp(self, rows: Sensitivity) -> Array:
+        """a, shape (n,)."""
         return np.minimum(rows.own_sigma, self.alone_sigma)
 
 
@@ -120,7 +121,7 @@ def _distances(a: Array, b: Array) -> Array:
 
         return np.asarray(scipy.spatial.distance.cdist(a, b))
     squares = np.zeros((len(a), len(b)))
-    for k in range(a.shape[1]):  # in cdist's order, so that both give the same number
+    for k in range(a.shape[1]):  # in the order of cdist, so that both results are identical
         squares += (a[:, k, None] - b[None, :, k]) ** 2
     return np.asarray(np.sqrt(squares))
 
@@ -136,39 +137,39 @@ def _same_work(rows: Sensitivity, others: Sensitivity) -> NDArray[np.bool_]:
 
 
 HUBER = 1.5
-"""standard deviations of its own error beyond which a trial counts less"""
+"""residual, in standard deviations of the own error, above which a trial gets less weight"""
 LEAST_SIGMA = 0.02
-"""smallest standard deviation of a measurement: repeats of one config differ by this much"""
+"""minimum standard deviation of ln step time of a measurement: the noise between runs"""
 WEIGHINGS = 8
-"""repetitions of weighing the trials; the weights settle within a few"""
+"""number of iterations for the weights, which converge within a few"""
 ROUNDS = 16
-"""Gauss-Newton steps at most"""
+"""maximum number of Gauss-Newton steps"""
 PARTS = (1.0, 0.5, 0.25, 0.125, 0.0625)
-"""of a Gauss-Newton step, of which the one that fits best is taken: farther away the derivatives
-are others"""
+"""fractions of a Gauss-Newton step that are tried (line search), because the linearization is only
+local"""
 SETTLED = 0.02
-"""a step that makes the trials more probable by less than this, in log density, is not taken"""
+"""gain in log density below which the iteration ends"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncertainConstants:
-    """Constants of the cost model with what is not known about them."""
+    """Constants of the cost model with their uncertainty."""
 
     constants: Calibration
-    """the most probable ones"""
+    """the most probable constants"""
     names: tuple[str, ...]
-    """the K constants that may be wrong"""
+    """names of the K uncertain constants"""
     log_level: float
-    """log of the factor on all step times"""
+    """ln of the factor on all step times"""
     covariance: Array
-    """of the logs of these constants and of the level, which comes last, shape (K + 1, K + 1)"""
+    """covariance of the logs of these constants and, last, of the level, shape (K + 1, K + 1)"""
     own_error: OwnError
-    """how the own errors of configs resemble each other"""
+    """covariance of the own errors of configs"""
 
     def at(self, logs: Array) -> UncertainConstants:
-        """The same with each constant multiplied by the exponential of `logs`, and the last of them
-        added to the log of the level."""
+        """The same, with each uncertain constant multiplied by exp(`logs`), and the last of `logs`
+        added to the log level. `logs`: shape (K + 1,)."""
         values: dict[str, Any] = {
             n: self._moved(n, v) for n, v in zip(self.names, logs[:-1], strict=True)
         }
@@ -179,12 +180,13 @@ class UncertainConstants:
         )
 
     def _moved(self, name: str, log: float) -> float:
-        """A constant multiplied by the exponential of `log`, at most what it can be."""
+        """A constant multiplied by exp(`log`), limited to its possible maximum."""
         value: float = getattr(self.constants, name) * float(np.exp(log))
         return min(value, _most(name, self.constants))
 
     def ends(self, reach: float) -> dict[str, tuple[float, float]]:
-        """Each constant at so many standard deviations below and above."""
+        """(low, high) value of each uncertain constant, `reach` standard deviations below and
+        above."""
         sigmas = np.sqrt(np.diag(self.covariance))[:-1]
         return {
             name: (self._moved(name, -reach * sigma), self._moved(name, reach * sigma))
@@ -208,9 +210,9 @@ def uncertain(
     known: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
 ) -> UncertainConstants:
-    """The constants before any trial, as far as the clusters of a GPU type and trainer lie apart.
-    `known`: in place of `refit_values`; `names`: the constants that may be wrong (default: all that
-    are not zero)."""
+    """The prior: the constants with their variation between clusters of a GPU type and trainer.
+    `known`: used instead of `refit_values`; `names`: the uncertain constants (default: all that are
+    not zero)."""
     known = known or refit_values()
     spreads = {
         n: s
@@ -224,17 +226,17 @@ def uncertain(
 
 
 def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainConstants:
-    """The constants given these trials; the prior where there are none."""
+    """The posterior of the constants given these trials; the prior if there are none."""
     return linearised(prior, trials)[0] if trials else prior
 
 
 def linearised(
     prior: UncertainConstants, trials: Sequence[Measured]
 ) -> tuple[UncertainConstants, Conditioned]:
-    """The constants given these trials, and what the trials say at the last linearisation. There
-    must be a trial."""
+    """The posterior of the constants given these trials, at least one, and the conditioning at the
+    last linearization."""
     measured = np.log(np.concatenate([t.step_time_s for t in trials]))
-    rows_at, log_step_s_at = _looked_at(trials)
+    rows_at, log_step_s_at = _evaluations(trials)
     moved, now = np.zeros(len(prior.names) + 1), prior
     left = measured - log_step_s_at(now)
     for _ in range(ROUNDS):
@@ -254,13 +256,13 @@ def linearised(
     return replace(now, covariance=known.covariance), known
 
 
-def _looked_at(
+def _evaluations(
     trials: Sequence[Measured],
 ) -> tuple[Callable[[UncertainConstants], Sensitivity], Callable[[UncertainConstants], Array]]:
-    """The rows of all trials, and the logs of their predicted step times alone, in their order, by
-    constants. Workloads that differ in nothing but their global batch, which each config has of its
-    own, are looked at together. Knobs of a study's own are left out of the coordinates: other
-    studies do not have them."""
+    """Two functions from constants to values of all trials, in their order: the rows with
+    derivatives, and the ln of predicted step times. Workloads that differ only in their global
+    batch, which is also part of each config, are evaluated together. Own knobs of a study are not
+    part of the coordinates, because other studies do not have them."""
     alike: dict[str, list[int]] = {}
     for k, trial in enumerate(trials):
         alike.setdefault(
@@ -297,14 +299,15 @@ def _looked_at(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditioned:
-    """What n trials say, at one linearisation."""
+    """The posterior given n trials, at one linearization."""
 
     moved: Array
-    """mean of the logs of the constants and of the level, relative to the prior, shape (K + 1,)"""
+    """posterior mean of the logs of the constants and of the level, relative to the prior, shape
+    (K + 1,)"""
     covariance: Array
-    """of these, shape (K + 1, K + 1)"""
+    """its covariance, shape (K + 1, K + 1)"""
     own: Array
-    """A^-1 y, which is E^-1 (y - J mean): what own errors are predicted from, shape (n,)"""
+    """A^-1 y = E^-1 (y - J mean), from which own errors are predicted, shape (n,)"""
     rows: Sensitivity
     """the trials"""
     prior: UncertainConstants
@@ -315,8 +318,8 @@ class Conditioned:
 
     @classmethod
     def on(cls, rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned:
-        """`errors`: y, log(measured / predicted) of each trial, at the prior mean of the
-        constants."""
+        """Condition the prior on trials. `errors`: y, log(measured / predicted) of each trial at the
+        prior mean of the constants, shape (n,)."""
         import scipy
 
         own = prior.own_error
@@ -339,8 +342,8 @@ class Conditioned:
         )  # fmt: skip
 
     def misfit(self, moved: Array, left: Array) -> float:
-        """Negative log density of constants that lie `moved` from the prior and of what they leave
-        of the trials, `left`, up to a constant."""
+        """Negative log density, up to a constant, of logs of constants at the distance `moved` from
+        the prior and of the residuals `left` of the trials."""
         import scipy
 
         own = left @ scipy.linalg.cho_solve(self.own_factor, left, check_finite=False)
@@ -348,19 +351,18 @@ class Conditioned:
 
     @property
     def squares(self) -> float:
-        """y' A^-1 y: about n where the trials lie as far from what was predicted as the prior
-        says."""
+        """y' A^-1 y: about n if the errors of the predictions are as large as the prior expects."""
         return float(((np.tril(self.factor[0]).T @ self.own) ** 2).sum())
 
     @property
     def log_evidence(self) -> float:
-        """Log density of the trials by the prior, all together, up to a constant (Rasmussen &
-        Williams 2006, eq. 2.30)."""
+        """Joint log density of the trials under the prior, up to a constant (Rasmussen & Williams
+        2006, eq. 2.30)."""
         return -0.5 * self.squares - float(np.log(np.diag(self.factor[0])).sum())
 
     def left_out(self) -> tuple[Array, Array]:
-        """Of each trial's log(measured / predicted), given all others: how far it lies from its
-        mean, and its variance; shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
+        """Leave-one-out residual and variance of each trial's log(measured / predicted), given all
+        others; shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
         import scipy
 
         precision = np.diag(
@@ -369,8 +371,8 @@ class Conditioned:
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Covariance of the errors of configs with those of others, of what neighbors share, shape
-        (N, m)."""
+        """Posterior covariance of the errors of configs with those of others, without the part that
+        is independent per config, shape (N, m)."""
         import scipy
 
         own, spread = self.prior.own_error, self.prior.covariance
@@ -384,9 +386,9 @@ class Conditioned:
         )
 
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
-        """Of the next measurements of configs at the same linearisation: mean of log(measured /
-        predicted), its standard deviation, and the part of it that is due to constants and level;
-        shape (N,) each."""
+        """Prediction for the next measurements of configs at the same linearization: mean of
+        log(measured / predicted), its standard deviation, and the part of that due to constants and
+        level; shape (N,) each."""
         import scipy
 
         own = self.prior.own_error
@@ -406,8 +408,8 @@ class Conditioned:
 
 
 def _most(name: str, constants: Calibration) -> float:
-    """The greatest value of a constant: fractions are at most one. Those of the peak in 16 bits are
-    fractions together with `half_factor`."""
+    """The maximum of a constant: 1 for fractions. Fractions of the peak in 16 bits are limited to 1
+    after multiplication by `half_factor`."""
     if name in ("matmul_efficiency", "attention_efficiency"):
         return 1.0 / min(constants.half_factor, 1.0)
     return 1.0 if name.endswith("_efficiency") or name in ("data_overlap", "rails") else math.inf

@@ -1,41 +1,41 @@
-"""Activations that one layer keeps for the backward pass, and the tensors that live only while it
-runs, in bytes per token on a rank.
+"""Activations that one layer keeps for the backward pass, and temporary tensors of its backward pass,
+in bytes per token on a rank.
 
-    h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits experts that a token visits
+    h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits: experts per token
 
-residual    the inputs of both norms, 2h                                       norm        their outputs, which the matrix products keep, 2h
-            More or fewer norms by family (`cost/blocks.py`)
-cast        where norms are separate kernels: their inputs in fp32 instead of 16 bits, 2h more; and the normalized inputs, if a separate kernel multiplies
-            them with a trained gain (`Block.norm`). Compiled kernels and Liger's keep neither
-stream      what flows between the layers is in fp32 where autocast computes with weights in fp32 (`has_autocast`): twice the bytes of the inputs of norms, and
-            of what stays under full recomputation
-attention   queries, keys, values and the output (Korthikanti et al., arXiv 2205.05198, section 4); with a latent also both sides of its norms. Rotary
-            embeddings keep nothing: their gradient needs the angles alone
-mlp         what goes into the activation function (2f gated, f plain), and its output f
+residual    the inputs of both norms, 2h                                       norm        their outputs, kept by the matrix products, 2h
+            The number of norms depends on the model family (`cost/blocks.py`)
+cast        if norms are separate kernels: their inputs in fp32 instead of 16 bits, 2h more; and the normalized inputs, if a separate kernel multiplies
+            them by a trained gain (`Block.norm`). Compiled kernels and Liger's keep neither
+stream      the residual stream is in fp32 if autocast computes with fp32 weights (`has_autocast`): twice the bytes for the inputs of norms, and for what is
+            kept under full recomputation
+attention   queries, keys, values and the output (Korthikanti et al., arXiv 2205.05198, section 4); with a latent also the inputs and outputs of its norms.
+            Rotary embeddings keep nothing, because their gradient depends only on the angles
+mlp         the input of the activation function (2f gated, f plain) and its output f
 adapters    inputs of PEFT's adapters (`trainable.adapters_kept`); with frozen weights, norm, output and f are not kept
-experts     the same once for every expert that a token visits, with a copy h of the token; the router's probabilities
-scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1); transformers' softmax in fp32
-            and its cast 6, and 2 more where scores are capped
+experts     the same for every expert that a token visits, with a copy h of the token; the router's probabilities
+scores      the score matrix, if the kernels store it: 5 bytes per score with softmax and dropout mask (same, equation 1); 6 for transformers' softmax in fp32
+            with its cast, and 2 more if scores are capped
 
-Matrix products in 8 or 4 bits keep their input in that format where the trainer's layers do so
-(`Traits.stores_narrow_inputs`: TransformerEngine). Tokens are spread evenly over the experts.
+Matrix products in 8 or 4 bits keep their input in that format if the trainer's layers do so
+(`Traits.stores_narrow_inputs`: TransformerEngine). Assumption: tokens are spread evenly over experts.
 Neglected: dropout masks, norm statistics.
 
-What recomputation, a memory budget and offloading leave of a layer's activations in device memory,
-in bytes per token.
+Activations that stay in device memory under recomputation, a memory budget or offloading, in bytes
+per token:
 
 none        everything
-selective   by trainer (`Traits.selective`): without the score matrix (and what latents are projected up to: module mla_up_proj), without the attention
-            block, or the outputs of the costly operators alone
-norm        without the outputs of the norms and of the activation function (Megatron-Core's modules layernorm, moe_act and their like); with torch's checkpoint
+selective   by trainer (`Traits.selective`): without the score matrix (and the up-projections of latents: module mla_up_proj), without the attention
+            block, or only the outputs of costly operators
+norm        without the outputs of the norms and of the activation function (Megatron-Core's modules layernorm, moe_act and similar); with torch's checkpoint
             without the norms' casts to fp32 and one tensor of a gated activation function, see `Traits.discards_outputs`
 mlp         without the MLP or the experts, whose input stays (module mlp)
-full        the layer's input alone (Chen et al., arXiv 1604.06174)
-budget b    of what lies between everything and the layer's input, the share b (torch's activation_memory_budget)
-offload     the layer's activations are copied to the host while later layers run: two layers' worth stays, of one micro-batch
+full        only the layer's input (Chen et al., arXiv 1604.06174)
+budget b    the layer's input and the share b of everything else (torch's activation_memory_budget)
+offload     activations are copied to the host while later layers run: those of two layers of one micro-batch stay
 
-While a layer's backward pass runs, what was dropped is whole again for that layer, and the
-gradients of its widest part live.
+During a layer's backward pass, everything recomputed for this layer exists, and the gradients of its
+widest part.
 """
 
 from __future__ import annotations
@@ -62,50 +62,51 @@ from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
 STORED_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""bytes per element of an input that a matrix product keeps in its own format; one of the two
-layouts, the other is freed after the forward pass"""
+"""bytes per element of an input that a matrix product keeps in its format, for one of two layouts; the
+other is freed after the forward pass"""
 ROUTER_BYTES = 9.0
 """bytes per expert and token: logits and probabilities in fp32, and the map of chosen experts"""
 
 
 OTHER_LAYERS_KEPT = 2.5
-"""activations of layers that are not a decoder's, as a multiple of a decoder's with the same
-weights: measured by dry runs of reduced models, of which the log scatters by 0.3 (`python -m
+"""activations of other layers than a decoder's, relative to a decoder's with the same weights: from
+dry runs of reduced models, with a standard deviation of 0.3 of the log (`python -m
 research.other_layers`)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerActivations:
-    """Bytes per token of one layer on a rank."""
+    """Activations of one layer on a rank, bytes per token."""
 
     boundary: Column
     """the layer's input"""
     residual: Column
+    """inputs of the norms"""
     norm: Column
     """outputs of the norms"""
     cast: Column
     """fp32 copies of their inputs"""
     attention: Column
+    """queries, keys, values, and the output of attention"""
     projected: Column
-    """of the attention, the queries, keys and values that a latent is projected up to; 0 without
-    one"""
+    """the part of `attention` that is projected up from a latent; 0 without one"""
     mlp: Column
-    """without the activation function's output"""
+    """the MLP without the activation function's output"""
     activated: Column
     """the activation function's output"""
     visited: Column
     """copies of the tokens at the experts, and the router"""
     scores: Column
     adapters: Column
-    """inputs of low-rank adapters, where each adapter keeps its own"""
+    """inputs of low-rank adapters, if each adapter keeps its own"""
     mixer: Column
-    """what state-space, linear and convolution layers keep beside what attention would"""
+    """additional activations of state-space, linear and convolution layers compared with attention"""
     running: Column
-    """gradients that live while the backward pass of the layer's widest part runs"""
+    """gradients during the backward pass of the layer's widest part"""
 
     @property
     def everything(self) -> Column:
-        """What is kept without recomputation."""
+        """All activations kept without recomputation."""
         kept = (
             self.residual
             + self.norm
@@ -119,7 +120,7 @@ class LayerActivations:
 
 
 def stored_share(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of an input that a matrix product keeps, as a share of an activation's."""
+    """Bytes of an input kept by a matrix product relative to those of an activation, shape (N,)."""
     if not traits.stores_narrow_inputs:
         return np.ones(len(table))
     return np.array([STORED_BYTES.get(p, 2.0) / 2.0 for p in PRECISIONS])[table.precision]
@@ -159,7 +160,7 @@ def layer_activations(
     inner = np.where(autocast, size, stream)
     moved = np.where(autocast & traits.is_transformers, 4.0, size)
     of_experts = np.maximum(inner, moved)
-    # Liger's activation computes its gate's part again
+    # Liger's activation function recomputes the gated part
     between = np.maximum(traits.gated_kept - 3.0, 0.0) * model.gated_mlp + block.activation * eager
     between = np.where(linear, 0.0, between)
     # in fp32 both sides of the product with the router's weights are kept
@@ -185,7 +186,7 @@ def layer_activations(
         size * 2.0 * _heads(model) / tp + passed_scores,
     )
     casts = np.where(autocast & eager & traits.is_transformers, block.casts(model), block.inputs)
-    found = LayerActivations(
+    activations = LayerActivations(
         boundary=stream * h / cut,
         residual=stream * block.before * h / cut + size * behind,
         norm=norms_kept * size * casts * h * stored / (1.0 if traits.keeps_gathered else cut),
@@ -206,16 +207,16 @@ def layer_activations(
         running=running + size * gathered,
     )
     if model.code is None or not model.code.layers:
-        return found
-    return replace(found, mixer=(OTHER_LAYERS_KEPT - 1.0) * found.everything)
+        return activations
+    return replace(activations, mixer=(OTHER_LAYERS_KEPT - 1.0) * activations.everything)
 
 
 def has_autocast(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
 ) -> NDArray[np.bool_]:
-    """Rows that compute in 16 bits by autocast, with weights in fp32: sums stay in fp32, and so
-    does what flows between the layers. FSDP's weights are in 16 bits, and frozen ones too unless
-    the program leaves them in fp32."""
+    """Whether rows compute in 16 bits by autocast with fp32 weights, so that sums and the residual
+    stream are in fp32, shape (N,). Weights are in 16 bits under FSDP, and frozen ones too unless the
+    program keeps them in fp32."""
     in_fp32 = traits.sums_in_fp32 and not workload.pure_bf16
     if workload.peft is not None:
         in_fp32 = in_fp32 and has_frozen_fp32(workload)
@@ -225,8 +226,8 @@ def has_autocast(
 def _scores(
     workload: Workload, traits: Traits, block: Block, size: Column
 ) -> tuple[Column, Column]:
-    """Bytes per token of the score matrix, if it is stored, on all ranks of a tensor-parallel
-    group: (kept, of its gradients beside what they let go)."""
+    """Score matrix on all ranks of a tensor-parallel group, bytes per token; 0 if it is not stored:
+    (kept, additional gradients during the backward pass)."""
     if not keeps_scores(workload, traits):
         return np.zeros_like(size), np.zeros_like(size)
     count = workload.seq_len * workload.model.num_attention_heads
@@ -247,8 +248,8 @@ def _heads(model: ModelSpec) -> float:
         return 2.0 * (q + kv)
     values = float(model.num_attention_heads * model.v_head_dim)
     plain = model.num_attention_heads * (model.head_dim - model.qk_rope_head_dim)
-    # values are a view of the up-projection's output, which so stays whole; queries and keys are
-    # joined with their rotated part in new tensors
+    # values are a view of the up-projection's output, which is therefore kept whole; queries and
+    # keys are concatenated with their rotated part in new tensors
     return 2.0 * q + (plain + values) + values
 
 
@@ -260,7 +261,7 @@ def _attention(
     block: Block,
     stored: Column,
 ) -> Column:
-    """Elements per token that the attention block keeps on a rank, its norm and input apart."""
+    """Elements per token that the attention block keeps on a rank, without its norm and input."""
     model = workload.model
     q, kv = (
         float(model.num_attention_heads * model.head_dim),
@@ -272,7 +273,7 @@ def _attention(
         heads = heads + 2.0 * (q - kv) / layout.tp
     more = np.dot(block.more_heads, (q, kv, output))
     heads = heads + more / layout.tp
-    # the projection keeps its input in its own format, beside attention's output
+    # the projection keeps its input in its format, in addition to attention's output
     heads = heads + np.where(stored < 1.0, output * stored, 0.0) / layout.tp
     # the output exists on both sides of the all-to-all over heads
     heads = (
@@ -282,7 +283,7 @@ def _attention(
     # both sides of the latents' norms, whole on every rank of a tensor-parallel group
     if model.is_latent:
         latents = model.q_lora_rank + model.kv_lora_rank
-        kept = 4.0 if traits.is_transformers else 2.0  # norms of kernels of their own
+        kept = 4.0 if traits.is_transformers else 2.0  # norms that are separate kernels
         heads = heads + kept * latents + model.qk_rope_head_dim
     return np.asarray(heads)
 
@@ -296,21 +297,21 @@ def kept_bytes(
     *,
     experts: bool,
 ) -> tuple[Column, Column]:
-    """(kept for each micro-batch in flight, needed while one layer's backward pass runs), bytes per
-    token; `experts`: of a layer with experts."""
+    """(activations kept per micro-batch in flight, additional memory during one layer's backward
+    pass), bytes per token. `experts`: whether the layer has experts."""
     everything = layer.everything
-    some = {
+    selective = {
         "scores": everything - layer.scores - layer.projected,
         "attention": everything - layer.scores - layer.attention,
         "operators": _operators(workload, layer, layout, experts=experts),
     }[traits.selective]
-    # behind an activation function that is no product, what torch's checkpoint drops is what it
-    # keeps as the input
+    # after an activation function without a gate, torch's checkpoint saves nothing, because the
+    # input that it keeps is as large as the output that it drops
     activated = layer.activated if traits.discards_outputs or workload.model.gated_mlp else 0.0
     norms = layer.norm + layer.cast if traits.discards_outputs else layer.cast
     kept = everything
     for word, left in (
-        ("selective", some),
+        ("selective", selective),
         ("norm", everything - norms - activated),
         ("mlp", everything - layer.mlp - layer.activated - layer.visited),
         ("full", layer.boundary),
@@ -326,8 +327,8 @@ def kept_bytes(
 def mean_kept_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Bytes per token that a layer keeps for one micro-batch, averaged over layers with and without
-    experts."""
+    """Activations that a layer keeps for one micro-batch, averaged over layers with and without
+    experts, bytes per token."""
     share = workload.model.expert_share
     total = np.zeros_like(layout.tp)
     for experts, part in ((False, 1.0 - share), (True, share)):
@@ -341,16 +342,16 @@ def mean_kept_bytes(
 
 
 def on_device(table: ConfigTable, layers: Column, held: Column) -> Column:
-    """Layers times micro-batches whose activations are in device memory: with offloading two layers
-    of one micro-batch, while copies run."""
+    """Number of layers times micro-batches whose activations are in device memory; with offloading,
+    two layers of one micro-batch while copies run. `held`: micro-batches in flight."""
     return np.where(is_offloaded(table, "activations"), np.minimum(layers, 2.0), held * layers)
 
 
 def _operators(
     workload: Workload, layer: LayerActivations, layout: Layout, *, experts: bool
 ) -> Column:
-    """torchtitan's policy: the outputs of attention, of every second matrix product, and of the
-    all-to-alls to experts and back; none of experts' grouped products."""
+    """Bytes per token kept by torchtitan's selective policy: the outputs of attention, of every second
+    matrix product, and of the all-to-alls to experts and back; none of experts' grouped products."""
     model = workload.model
     q, kv = (
         float(model.num_attention_heads * model.head_dim),

@@ -1,23 +1,23 @@
-"""Peak memory of the fullest rank of the pipeline, by part.
+"""Peak memory of the pipeline rank with the highest peak, by part.
 
 states        weights, gradients and optimizer states (`memory/states.py`)
-activations   of the layers for every micro-batch in flight less what is recomputed or offloaded (`activations.py`)
+activations   of the layers for every micro-batch in flight, except what is recomputed or offloaded (`activations.py`)
 logits        of the output projection and the loss, on the last rank (`memory/loss.py`)
-framework     buffers of collectives, gathered weights, placeholders, workspaces, what the allocator reserves beyond what is allocated; CUDA graphs have
-              workspaces of their own, and graphs of layers an input of their own for every micro-batch in flight
+framework     buffers of collectives, gathered weights, placeholders, workspaces, and the difference between reserved and allocated memory. CUDA graphs have
+              separate workspaces, and graphs of layers a separate input for every micro-batch in flight
 
 The last rank's peak is at the loss, when all activations are kept, or in the backward pass of its
-last layer: the larger counts. The first, the fullest middle and the last rank are computed; layers
-without experts are the model's first, so on the first rank.
+last layer, whichever is higher. The first, the largest middle and the last rank are computed. Layers
+without experts are the first ones of the model, and so on the first rank.
 
-Gradients that a step frees (`Traits.drops_gradients`) appear in the backward pass of a step of one
-micro-batch while activations and logits go: the larger of the two counts.
+With gradients that the step frees (`Traits.drops_gradients`) and a single micro-batch, gradients are
+created in the backward pass while activations and logits are freed; the larger of both counts.
 
-The peak is what the allocator reserves. Less than that must fit at once: the allocator gives unused
-blocks back before it fails, and memory that is freed but still waits for the communication stream
-can be reused. Weights, gradients and states stay where they are, so nothing is lost between them.
-Activations and logits come and go, and what is left over of their blocks is lost, as a share of
-them that is what the allocator reserves beyond what is allocated.
+The peak is the memory that the allocator reserves. Less must fit at once: the allocator releases
+unused blocks before it fails, and memory that is freed but still waits for the communication stream
+can be reused. Weights, gradients and states are allocated permanently, without fragmentation.
+Activations and logits are allocated repeatedly, and the share of fragmentation of their blocks cannot
+be released.
 """
 
 from __future__ import annotations
@@ -40,47 +40,48 @@ from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
 HOLDS = 0.25
-"""assumed probability that a program holds what nothing says of it. Loops of libraries that do are
-known by name (`traits.TRAITS`, `Workload.loop`); of the published programs of people's own that
-were read none that ran showed it"""
+"""assumed probability that a program holds memory about which nothing is known. Loops of libraries that
+do are known by name (`traits.TRAITS`, `Workload.loop`); none of the published user programs that were
+examined did"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Peak bytes of one rank of the pipeline, of every row."""
+    """Peak memory of one pipeline rank for every row, bytes."""
 
     parts: MemoryParts
-    """by cause; memory that waits for the communication stream and fragmentation are part of
+    """peak by cause; memory that waits for the communication stream and fragmentation are part of
     `framework`"""
     spare: Column
-    """bytes of it that the allocator could reuse before it fails"""
+    """the part of the peak that the allocator can reuse before it fails"""
     unsure: Column | float = 0.0
-    """bytes of it that the program may do without: nothing says whether it holds them"""
+    """the part of the peak that the program may not need, because it is unknown whether it holds
+    it"""
 
     @property
     def needed(self) -> Column:
-        """Bytes that must fit at once, `unsure` ones too."""
+        """Bytes that must fit at once, including `unsure` ones."""
         return np.asarray(self.parts.total - self.spare)
 
     @property
     def least(self) -> Column:
-        """Bytes that must fit at once if the program does without all that is `unsure`."""
+        """Bytes that must fit at once, without `unsure` ones."""
         return np.asarray(self.needed - self.unsure)
 
     def risk(self, usable: float, spread: Column | float) -> Column:
-        """Probability that more than `usable` bytes are needed: the program holds what is `unsure`
-        with probability `HOLDS`. `spread`: standard deviation of log peak memory."""
+        """Probability that more than `usable` bytes are needed. The program holds the `unsure` bytes
+        with the probability `HOLDS`. `spread`: standard deviation of ln peak memory."""
         least = exceeds(self.least, usable, spread)
         if not np.any(self.unsure):
             return least
         return (1.0 - HOLDS) * least + HOLDS * exceeds(self.needed, usable, spread)
 
     def columns(self, spread: Column, gpu: GpuSpec, constants: Calibration) -> dict[str, Any]:
-        """What an `Estimate` says of memory; `spread`: standard deviation of log peak memory.
+        """The memory fields of an `Estimate`. `spread`: standard deviation of ln peak memory.
 
-        Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be
-        spared is not there, and every part is smaller by the same factor, for it is not known which
-        of them the program does without. So it is at the upper end of the interval."""
+        If the minimum that is needed fits, the observed peak cannot exceed the GPU's memory, so the
+        peak is limited to it. Every part is reduced by the same factor, because it is unknown which
+        of them is smaller. The upper end of the interval is limited likewise."""
         usable, parts, peak = (
             gpu.memory_bytes * constants.usable_fraction,
             self.parts,
@@ -107,29 +108,31 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Layers of one kind: dense, or with experts."""
+    """One kind of layer: dense, or with experts."""
 
     weights: LayerWeights
     kept: Column
-    """bytes of one layer for each micro-batch in flight"""
+    """activations of one layer per micro-batch in flight, bytes"""
     once: Column
-    """bytes while the backward pass of one layer runs"""
+    """additional memory during the backward pass of one layer, bytes"""
     boundary: Column
-    """bytes of a layer's input"""
+    """input of a layer, bytes"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A rank of the pipeline, in every row."""
+    """One pipeline rank of every row."""
 
     number: Column
+    """index in the pipeline, from 0"""
     layers: Column
+    """number of layers"""
     dense: Column
-    """of these, layers without experts where others have some"""
+    """number of layers without experts, in a model in which others have experts"""
     edge: Column
-    """weights of embedding and output projection"""
+    """number of weights of embedding and output projection"""
     head: Column
-    """of these, weights of the projection beside the loss; 0: it has no loss"""
+    """number of weights of the output projection; 0 on ranks without the loss"""
 
 
 def rank_memories(
@@ -140,7 +143,7 @@ def rank_memories(
     constants: Calibration,
     traits: Traits,
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
-    """The first, the fullest middle and the last rank; without a pipeline all three are the same
+    """Memory of the first, the largest middle and the last rank; without a pipeline, all are the same
     rank."""
     with_experts = (
         (False, True) if workload.model.num_dense_layers else (workload.model.num_experts > 0,)
@@ -191,7 +194,7 @@ def rank_memories(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MemoryOfRanks:
-    """What the memory of every rank of the pipeline follows from."""
+    """Computes the memory of pipeline ranks."""
 
     workload: Workload
     table: ConfigTable
@@ -201,14 +204,14 @@ class _MemoryOfRanks:
     kinds: Sequence[_Kind]
     states: StateBytes
     logits: Column
-    """bytes of the loss"""
+    """memory of the loss, bytes"""
     fewer_logits: Column
-    """at least: some programs cut them"""
+    """the same for a program that splits the logits"""
     waiting: Column
-    """bytes of one gathered input, times the share of them that wait (`_waiting_bytes`)"""
+    """size of one gathered input times the share of them that wait, bytes (`_waiting_bytes`)"""
 
     def memory(self, rank: _Rank) -> RankMemory:
-        """The peak of a rank, with what the allocator reserves beyond it."""
+        """The peak of a rank, including memory that the allocator reserves but has not allocated."""
         constants, table, counts = self.constants, self.table, self._counts(rank)
         own = StageWeights(
             layers=[(n, kind.weights) for n, kind in zip(counts, self.kinds, strict=True)],
@@ -216,65 +219,65 @@ class _MemoryOfRanks:
         )
         held = in_flight(table, self.layout, rank.number)
         parts = self._at_loss(rank, own, held, self.logits)
-        maybe: Column | float = 0.0
+        unsure_logits: Column | float = 0.0
         if self.traits.may_cut_logits:
             fewer = self._at_loss(rank, own, held, self.fewer_logits)
-            maybe = sum(parts.values()) - sum(fewer.values())
+            unsure_logits = sum(parts.values()) - sum(fewer.values())
         buffers = self.states.buffers(own, constants, self.traits)
-        # FSDP frees what it gathered before the step; ZeRO keeps its buckets
+        # FSDP frees gathered weights before the step; ZeRO keeps its buckets
         freed = np.where(self.states.gathers & (not self.traits.master_weights), buffers, 0.0)
-        gone = sum(parts[name] for name in ("gradients", "activations", "logits")) + freed
+        available = sum(parts[name] for name in ("gradients", "activations", "logits")) + freed
         in_step = self.states.in_step(own, self.traits)
-        parts["optimizer"] = parts["optimizer"] + np.maximum(in_step - gone, 0.0)
+        parts["optimizer"] = parts["optimizer"] + np.maximum(in_step - available, 0.0)
         framework = self._framework(rank) + buffers
         static = sum(n * kind.boundary for n, kind in zip(counts, self.kinds, strict=True))
         framework = framework + np.where(table.is_word("cuda_graph", "layers"), held * static, 0.0)
         allocated = framework + sum(parts.values())
         waiting = self._waiting_of(rank, held, allocated)
-        loose = 0.0 if self.traits.expandable_segments else constants.fragmentation
-        fragments = loose * allocated
-        stuck = loose * (parts["activations"] + parts["logits"])
+        fragmentation = 0.0 if self.traits.expandable_segments else constants.fragmentation
+        fragments = fragmentation * allocated
+        unreleasable = fragmentation * (parts["activations"] + parts["logits"])
         return RankMemory(
             parts=MemoryParts(**parts, framework=framework + waiting + fragments),
-            spare=waiting + fragments - stuck,
-            unsure=maybe + self.states.unsure(own),
+            spare=waiting + fragments - unreleasable,
+            unsure=unsure_logits + self.states.unsure(own),
         )
 
     def _counts(self, rank: _Rank) -> Sequence[Column]:
-        """Layers of each kind."""
+        """Number of layers of each kind."""
         sparse = rank.layers - rank.dense
         return (sparse,) if len(self.kinds) == 1 else (rank.dense, sparse)
 
     def _at_loss(
         self, rank: _Rank, own: StageWeights, held: Column, loss: Column
     ) -> dict[str, Column]:
-        """The parts that live at the peak, if the loss takes so many bytes. `held`: micro-batches
-        in flight."""
+        """Memory parts at the peak, bytes. `loss`: memory of the loss, bytes; `held`: micro-batches in
+        flight."""
         kinds = list(zip(self._counts(rank), self.kinds, strict=True))
         saved = sum(on_device(self.table, n, held) * kind.kept for n, kind in kinds)
         once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in kinds])
-        final_norm, lossy = 2.0 * self.kinds[-1].boundary, rank.head > 0
-        at_loss = np.where(lossy, loss + final_norm + self._placeholder * rank.head, 0.0)
-        kept = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
-        found = self.states.parts(own)
-        found |= {
+        final_norm, has_loss = 2.0 * self.kinds[-1].boundary, rank.head > 0
+        at_loss = np.where(has_loss, loss + final_norm + self._placeholder * rank.head, 0.0)
+        kept = saved + np.where(has_loss, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
+        parts = self.states.parts(own)
+        parts |= {
             "activations": self.constants.activation_factor * kept,
-            "logits": np.where(lossy, loss, 0.0),
+            "logits": np.where(has_loss, loss, 0.0),
         }
-        empty = self.traits.drops_gradients & (self.layout.accumulation == 1)
-        going = np.where(empty, found["activations"] + found["logits"], 0.0)
-        return found | {"gradients": np.maximum(found["gradients"] - going, 0.0)}
+        starts_without_gradients = self.traits.drops_gradients & (self.layout.accumulation == 1)
+        freed = np.where(starts_without_gradients, parts["activations"] + parts["logits"], 0.0)
+        return parts | {"gradients": np.maximum(parts["gradients"] - freed, 0.0)}
 
     @property
     def _placeholder(self) -> Column:
-        """Bytes per weight of gradients that a program holds for their type alone."""
+        """Bytes per weight of placeholder gradients (`Traits.placeholder_gradients`)."""
         size = element_bytes(self.table)
         if not self.traits.placeholder_gradients:
             return np.zeros_like(size)
         return np.where(size < 4, 2.0, 0.0)
 
     def _framework(self, rank: _Rank) -> Column:
-        """Bytes of the framework, with the pools of CUDA graphs and placeholders of gradients."""
+        """Memory of the framework, with the pools of CUDA graphs and placeholder gradients, bytes."""
         kinds = list(zip(self._counts(rank), self.kinds, strict=True))
         shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in kinds)
         graph = ~self.table.is_word("cuda_graph", "none")
@@ -282,7 +285,7 @@ class _MemoryOfRanks:
         return np.asarray(pools + self._placeholder * (rank.head + shapes))
 
     def _waiting_of(self, rank: _Rank, held: Column, allocated: Column) -> Column:
-        """Freed bytes that other streams still use, as far as there is room for them."""
+        """Freed memory that still waits for other streams, limited to the free memory, bytes."""
         constants = self.constants
         usable = self.workload.cluster.gpu.memory_bytes * constants.usable_fraction
         in_layers = constants.waiting_in_layer * held * rank.layers
@@ -309,8 +312,8 @@ def _kind(
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
-    """For every row, the rank that holds the most memory, with what may be spared, and what is
-    unsure, until the most is left that any of them needs at once."""
+    """For every row, the rank with the highest peak. Its `spare` and `unsure` are set such that
+    `needed` and `least` are the maxima over all ranks."""
     totals = np.stack([rank.parts.total for rank in ranks])
     most = totals.argmax(axis=0)[None]
     names = [f.name for f in fields(MemoryParts)]
@@ -329,15 +332,15 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
 def _waiting_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Bytes of one gathered input, times the share of such inputs that wait for the communication
-    stream after they are freed.
+    """Size of one gathered input times the share of such inputs that wait for the communication
+    stream after they are freed, bytes.
 
-    A tensor that another stream used can be reused only when that stream has passed it
-    (`Tensor.record_stream`). So the further the host runs ahead of the device, the more of them
-    stay reserved. Without a pipeline nothing stops the host until the end of the step. With a
-    pipeline of p ranks, the first rank launches p - 1 micro-batches before it waits; it runs ahead
-    if their kernels take longer than the launch of one layer. In a step of a single micro-batch
-    half as many wait.
+    The memory of a tensor that another stream used can be reused only after that stream has finished
+    with it (`Tensor.record_stream`). So the further the host runs ahead of the device, the more
+    inputs stay reserved. Without a pipeline, the host runs ahead until the end of the step. With a
+    pipeline of p ranks, the first rank launches p - 1 micro-batches before it waits; it runs ahead if
+    their kernels take longer than the launch of one layer. In a step of a single micro-batch, half as
+    many inputs wait.
     """
     if constants.waiting_in_layer == 0 and constants.waiting_at_head == 0:
         return np.zeros_like(layout.tp)

@@ -1,17 +1,17 @@
-"""Weights, gradients and optimizer states of a rank, with the buffers that gather and reduce them.
+"""Weights, gradients and optimizer states of a rank, with the buffers to gather and reduce them.
 
-Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with
-master weights, gradients, and weights, each cut over the data-parallel ranks from its ZeRO stage
-on; with replicas (HSDP) over the ranks of one replica. Offloaded optimizer states are on the host.
+Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with master
+weights (stage 1), gradients (stage 2) and weights (stage 3) are sharded over the data-parallel ranks;
+with replicas (HSDP), over the ranks of one replica. Offloaded optimizer states are on the host.
 
-optimizer     bytes per weight beside the fp32 master weight
+optimizer     bytes per weight in addition to the fp32 master weight
 adamw         two moments in fp32 (8), or as the trainer keeps them       muon         one moment (4); adamw's for embeddings and the output projection
 adamw_8bit    two moments in 8 bits with a scale per 256 (2.03)            adafactor    sums over rows and columns (4 (1/n + 1/k))        sgd    none
 
-Where nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each and moments
-half of the above, those in 8 bits as before.
+If nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each, and moments half
+of the above, except those in 8 bits.
 
-With adapters the model's weights are frozen (`trainable.py`): no gradients and no states; the
+With adapters, the model's weights are frozen (`trainable.py`) and have no gradients and states; the
 adapters are trained in fp32.
 """
 
@@ -38,23 +38,23 @@ from autotune.spec import ConfigTable, Workload
 
 BF16_BYTES = 2.0
 ADAPTER_BYTES = 16.0
-"""weight, gradient and two moments in fp32"""
+"""bytes per weight of an adapter: weight, gradient and two moments in fp32"""
 NARROW_BYTES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.125}
-"""bytes per weight in both layouts, of nvfp4 with a scale of 8 bits per 16 values"""
+"""bytes per weight in both layouts; for nvfp4 with a scale of 8 bits per 16 values"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWeights:
-    """Weights of one rank of the pipeline."""
+    """Numbers of weights of one pipeline rank."""
 
     layers: Sequence[tuple[Column, LayerWeights]]
-    """(number, weights) of its layers, by kind"""
+    """(number of layers, weights per layer) by kind of layer"""
     edge: Column
     """weights of its embedding and output projection"""
 
     @property
     def dense(self) -> Column:
-        """Weights that all data-parallel ranks share."""
+        """Weights that are the same on all data-parallel ranks."""
         return np.asarray(sum(n * kind.dense for n, kind in self.layers) + self.edge)
 
     @property
@@ -74,41 +74,44 @@ class StageWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes that each weight takes on a rank, and over how many ranks they are cut; columns of
-    shape (N,)."""
+    """Bytes per weight on a rank, and numbers of shards; columns of shape (N,)."""
 
     size: Column
-    """of an activation"""
+    """bytes of one activation element"""
     weight: Column
-    """of a layer"""
+    """bytes of a weight of a layer"""
     edge_weight: Column
-    """of an embedding or output projection"""
+    """bytes of a weight of embedding or output projection"""
     gathered: Column
-    """of copies in 16 bits that are whole on every rank, beside the weights"""
+    """bytes of additional 16-bit copies that are whole on every rank"""
     gradient: Column
+    """bytes of a gradient"""
     states: Column
-    """of a layer's weight"""
+    """bytes of optimizer states of a layer's weight"""
     edge_states: Column
-    """of an embedding's or output projection's weight"""
+    """bytes of optimizer states of a weight of embedding or output projection"""
     step: Column
-    """of a copy that the optimizer's step makes, sharded as its states are"""
+    """bytes of a copy made by the optimizer's step, sharded like the states"""
     reduction: Column
-    """that a sharded reduction carries"""
+    """bytes in a sharded reduction"""
     in_use: Column
-    """of a weight of a layer that is gathered"""
+    """bytes of a weight of a gathered layer"""
     buckets: Column
-    """bytes of a bucket in units of one of fp32 gradients"""
+    """size of a bucket relative to one of fp32 gradients"""
     trained: Column
-    """share of the weights of layers that have gradients"""
+    """share of the layers' weights that have gradients"""
     trains_edges: bool
     """whether embedding and output projection have gradients"""
     zero: Column
+    """ZeRO stage"""
     cuts_gradients: NDArray[np.bool_]
     """whether gradients are sharded at the peak"""
     may_cut_gradients: NDArray[np.bool_]
-    """whether they are counted whole, though the program may shard them"""
+    """whether gradients are assumed whole although the program may shard them"""
     shards: Column
+    """number of shards of dense weights"""
     expert_shards: Column
+    """number of shards of experts"""
     gathers: NDArray[np.bool_]
     """whether layers are gathered one at a time (FSDP)"""
 
@@ -132,7 +135,7 @@ class StateBytes:
         }
 
     def unsure(self, rank: StageWeights) -> Column:
-        """Bytes of gradients that are counted and that the program may have sharded."""
+        """Bytes of gradients that are counted although the program may shard them."""
         if not self.may_cut_gradients.any():
             return np.zeros_like(self.gradient)
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
@@ -141,8 +144,8 @@ class StateBytes:
         )
 
     def in_step(self, rank: StageWeights, traits: Traits) -> Column:
-        """Bytes of gradients and of what lives only in the optimizer's step, when activations and
-        logits are gone and gradients are reduced."""
+        """Bytes of reduced gradients and of temporary tensors during the optimizer's step, when
+        activations and logits have been freed."""
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         held = np.where(self.zero >= 1, sharded, whole)
@@ -150,11 +153,11 @@ class StateBytes:
         return self.gradient * np.where(self.zero >= 2, sharded, whole) + step
 
     def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
-        """Bytes of gathered layers and of reductions.
+        """Bytes of buffers for gathered layers and reductions.
 
-        FSDP keeps embedding and output projection gathered (and their gradients whole, if they are
-        one unit), gathers a layer while the one before it is in use, and reduces its gradients
-        whole. Frozen weights are gathered as they are kept, in 16 bits at most, and have no
+        FSDP keeps embedding and output projection gathered (and their gradients whole, if they form
+        one unit), gathers a layer while the previous one is in use, and reduces its whole gradients.
+        Frozen weights are gathered in the format in which they are kept, at most 16 bits, and have no
         gradients.
         """
         edges = (2.0 if traits.one_edge_unit and self.trains_edges else 1.0) * self.size * rank.edge
@@ -170,7 +173,7 @@ class StateBytes:
 def state_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
 ) -> StateBytes:
-    """The bytes of every row, under its precision, ZeRO stage and the workload's optimizer."""
+    """Bytes per weight for every row, by its precision and ZeRO stage and the workload's optimizer."""
     size, zero = element_bytes(table), layout.zero
     mixed = size < 4
     master = mixed & traits.master_weights
@@ -179,8 +182,8 @@ def state_bytes(
     main = np.where(master, 4.0, 0.0)
     root = layer_moments / 2.0 if traits.foreach and workload.optimizer == "adamw" else 0.0
     fsdp = shards_weights(layout, traits)
-    # fp32 weights: ZeRO-2 keeps 16-bit copies of all of them gathered, autocast keeps its casts
-    # until the backward pass
+    # for fp32 weights, ZeRO-2 keeps 16-bit copies of all of them gathered, and autocast keeps its
+    # casts until the backward pass
     cast = np.where(
         mixed & (not traits.master_weights),
         np.where(zero == 2, 2.0, np.where(zero < 2, 2.0 * traits.casts_weights, 0.0)),
@@ -216,10 +219,10 @@ def state_bytes(
         frozen = {
             "weight": frozen_bytes(workload) + kept,
             "edge_weight": frozen_edge_bytes(workload, table, traits),
-            # ZeRO-2 of FSDP keeps the layers gathered, as they are frozen
+            # FSDP under ZeRO-2 keeps the layers gathered, in their frozen format
             "gathered": np.where(fsdp & (zero == 2), min(frozen_bytes(workload), BF16_BYTES), 0.0),
         }
-        if has_frozen_fp32(workload):  # the casts of layers that are not computed again
+        if has_frozen_fp32(workload):  # the casts of layers that are not recomputed
             is_cast = mixed & (zero < 2) & ~table.is_word("recompute", "full")
             frozen["gathered"] = np.where(is_cast, BF16_BYTES, frozen["gathered"])
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
@@ -243,8 +246,8 @@ def state_bytes(
 
 
 def shards_weights(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
-    """Whether each rank keeps only its shard of the weights: ZeRO-3, and ZeRO-2 of FSDP, which
-    keeps them gathered from the forward to the backward pass."""
+    """Whether each rank keeps only its shard of the weights: under ZeRO-3, and under ZeRO-2 with FSDP,
+    which keeps them gathered from the forward to the backward pass."""
     return (layout.zero >= 3) | ((layout.zero >= 2) & (not traits.master_weights))
 
 
@@ -256,7 +259,7 @@ def all_in_bf16(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
 
 
 def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per weight that the gradient reduction carries."""
+    """Bytes per weight in the gradient reduction."""
     if workload.pure_bf16:
         return np.full(len(table), traits.pure_reduce_bytes)
     half = np.where(
@@ -266,7 +269,7 @@ def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> C
 
 
 def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
-    """Whether each micro-batch's gradients are reduced and sharded, so that no rank keeps whole
+    """Whether gradients are reduced and sharded after each micro-batch, so that no rank keeps whole
     ones."""
     waits = {
         "each": False,
@@ -278,7 +281,7 @@ def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
 
 
 def _adapter_share(workload: Workload, layout: Layout) -> Column:
-    """Trained weights of the adapters as a share of the layers' weights on a rank."""
+    """Trained weights of the adapters relative to the layers' weights on a rank."""
     if workload.peft is None:
         return np.ones_like(layout.tp)
     trained = sum(adapter_weights(workload.model, workload.peft, layout))
@@ -286,21 +289,21 @@ def _adapter_share(workload: Workload, layout: Layout) -> Column:
 
 
 def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a weight beside its fp32 master."""
-    found = np.full(len(table), 2.0)
+    """Bytes of a weight in addition to its fp32 master."""
+    size = np.full(len(table), 2.0)
     for precision, narrow in NARROW_BYTES.items():
         held = {
             "none": 2.0,
             "beside": 2.0 + narrow,
             "primary": narrow if narrow >= 2.0 else 2.0 + narrow,
         }
-        found = np.where(table.is_word("precision", precision), held[traits.narrow_weights], found)
-    return found
+        size = np.where(table.is_word("precision", precision), held[traits.narrow_weights], size)
+    return size
 
 
 def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under
-    fp16 as under bf16."""
+    """Bytes of a gradient with fp32 master weights. The buffer itself is reduced, which limits its
+    size under fp16."""
     halved = min(traits.gradient_bytes, traits.fp16_reduce_bytes)
     return np.where(table.is_word("precision", "fp16"), halved, traits.gradient_bytes)
 

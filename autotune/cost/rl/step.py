@@ -1,36 +1,37 @@
-"""A step of post-training by its phases.
+"""Time and memory of a post-training step by its phases.
 
-    G  generation: tokens of responses / (told tokens per second and GPU * GPUs that generate); with a told speed of one response no less than the longest takes: G = bulk + tail
-    U  what the trainer does: log-probabilities of the policy and the reference, values, the update of policy and critic, states to the host and back
+    G  generation: response tokens / (stated tokens per second per GPU * generating GPUs). If the speed of a single response is stated, at least the time of the longest: G = bulk + tail
+    U  the trainer's phases: log-probabilities of policy and reference, values, the update of policy and critic, copies of states to the host and back
 
 colocated     reward + G + U + refit
-split         the same, one side after the other: while one works the other waits
-async         the trainer updates on responses of a policy that is s steps old. Generation goes on meanwhile, up to s steps ahead: of the next step's responses the share 1 - s is left when the
-              update ends (Noukhovitch et al., arXiv 2410.18252, s = 1; verl: `staleness_threshold`). The tail of one step runs beside the next, once s > 0:
+split         the same, one side after the other: one waits while the other works
+async         the trainer updates on responses of a policy that is s steps old. Generation continues meanwhile, up to s steps ahead: the share 1 - s of the next step's responses is left when the
+              update ends (Noukhovitch et al., arXiv 2410.18252, s = 1; verl: `staleness_threshold`). If s > 0, the tail of one step overlaps with the next step:
                   s = 0     G + U                    0 < s < 1     max(bulk, U + (1 - s) * bulk)                    s >= 1     max(bulk, U)
-              and the refit, for which both stop
+              plus the refit, during which both sides stop
 
-The parts are seconds of the trainer's clock and add up to the step: in `async` `generation` is 0
-and `waiting` is what the trainer waits for responses. Time parts of the estimate are those of U by
-cause; all that is told, sent or waited for is in `other`. All times have the error bars of the
-update; what is told has none of its own.
+The phases are seconds of the trainer's clock and add up to the step: in `async`, `generation` is 0
+and `waiting` is the trainer's wait for responses. The time parts of the estimate are those of U by
+cause; everything that the workload states, is sent or waited for is in `other`. The error bars are
+those of the update; stated times have no error.
 
-The knobs of post-training as columns: a study's own knobs of those names, else what the workload
-has today.
+Knobs of post-training are columns: the study's own knobs with those names, else the workload's
+current values.
 
-Memory of each phase with what stays of the others; the peak is that of the fullest phase.
+Memory of each phase includes what the other phases leave on the device; the peak is that of the
+phase with the highest one.
 
-generation     of a colocated engine: the told fraction of the device, beside the trainer's weights, gradients and optimizer states that are not in host memory then (`phase_offload`), the
-               reference model and the framework's own. Gradients stay where the trainer keeps a buffer for them (Megatron-LM), not where its step frees them
+generation     of a colocated engine: the stated fraction of the device, plus the trainer's weights, gradients and optimizer states that are not in host memory (`phase_offload`), the
+               reference model and the framework. Gradients stay if the trainer keeps a buffer for them (Megatron-LM), not if its step frees them
 log-prob       the trainer's states, the reference model, and logits of one micro-batch with their log-softmax; nothing is kept for a backward pass
-update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all` and `reference_offload`) and what a sleeping engine keeps, or all that one keeps which never sleeps
+update         the peak of a plain step on the largest micro-batch, plus the reference model (in host memory with `phase_offload: all` and `reference_offload`) and the memory of the sleeping engine, or all memory of one that never sleeps
 
-Where adapters are trained, the policy without them is the reference model, but in OpenRLHF, which
-loads one all the same (`ReferenceModelActor` in trainer/ray/launcher.py).
+With adapters, the policy without them is the reference model, except in OpenRLHF, which loads a
+separate one (`ReferenceModelActor` in trainer/ray/launcher.py).
 
-A critic's states stand beside the policy's; one of both is updated at a time. An engine that sleeps
-gives back its cache and weights and keeps its CUDA context and graphs (`ENGINE_ASLEEP`; vLLM prints
-"2.12 GiB memory is still in use" after "Sleep mode freed 63.53 GiB memory").
+The states of a critic are added to the policy's; they are updated one after the other. A sleeping
+engine frees its cache and weights but keeps its CUDA context and graphs (`ENGINE_ASLEEP`; vLLM
+prints "2.12 GiB memory is still in use" after "Sleep mode freed 63.53 GiB memory").
 """
 
 from __future__ import annotations
@@ -74,19 +75,20 @@ from autotune.spec.post_training import TRAINED
 
 
 def _knobs_of(workload: Workload, table: ConfigTable) -> dict[str, NDArray[Any]]:
-    """Columns of all knobs of post-training by name."""
+    """Columns of all post-training knobs by name, shape (N,) each."""
     return {name: knob_values(workload, table, name) for name in asked_of(workload).knob_names}
 
 
 ENGINE_ASLEEP = 2.12 * 2**30
+"""memory of a sleeping vLLM engine, bytes (see above)"""
 OWN_REFERENCE = "openrlhf"
-"""the trainer that loads a reference model beside adapters, too"""
+"""the trainer that loads a reference model in addition to adapters"""
 NAMES = tuple(f.name for f in fields(MemoryParts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PhaseMemory:
-    """Memory of one phase on a rank, with what stays there of the others."""
+    """Memory of one phase on a rank, including what other phases leave there, bytes."""
 
     parts: dict[str, Column]
     """bytes, by the names of `MemoryParts`"""
@@ -98,26 +100,26 @@ class _PhaseMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What phases hold beside their own memory, bytes."""
+    """Memory that stays on a rank across phases, bytes."""
 
     states: Sequence[dict[str, Column]]
-    """of policy and critic: weights, gradients and optimizer that stay between phases"""
+    """weights, gradients and optimizer states between phases, of policy and critic"""
     away: NDArray[Any]
-    """what is in host memory during generation (`phase_offload`)"""
+    """which states are in host memory during generation (`phase_offload`)"""
     scoring: Column
-    """the reference model while it computes log-probabilities"""
+    """reference model while it computes log-probabilities"""
     reference: Column
-    """and during every other phase"""
+    """reference model during all other phases"""
     engine: Column
-    """of a colocated engine while it generates"""
+    """colocated engine while it generates"""
     awake: Column
-    """and afterwards, if it never sleeps"""
+    """colocated engine during other phases, if it never sleeps, else 0"""
     asleep: Column
-    """or what it keeps asleep"""
+    """colocated engine during other phases"""
 
     @property
     def resident(self) -> dict[str, Column]:
-        """The states of policy and critic together."""
+        """The states of policy and critic, added up."""
         nothing = np.zeros_like(self.scoring)
         return {name: sum((s[name] for s in self.states), nothing) for name in _STATES}
 
@@ -136,8 +138,8 @@ def phases_memory(
     """(the trainer's states between phases, the peak, the standard deviation of its logarithm).
     `updates`: peaks of policy and critic, each alone.
 
-    What an engine takes is told and has no error of its own. The deviation is that of which the
-    upper end of the 90% interval is the highest of all phases.
+    The memory of an engine is stated and has no error. The standard deviation is such that the upper
+    end of the 90% interval is the highest one of all phases.
     """
     asked, framework = asked_of(workload), forward.constants.framework_bytes
     held = _held(workload, table, knobs, updates, is_split)
@@ -207,7 +209,7 @@ def _held(
 def _update_phases(
     held: _Held, updates: Sequence[RankMemory], nothing: Column
 ) -> list[_PhaseMemory]:
-    """One phase for each of policy and critic, with the other's states beside it."""
+    """The update phases of policy and critic, each including the other's states."""
     resident, phases = held.resident, []
     for states, update in zip(held.states, updates, strict=True):
         others = {name: resident[name] - states[name] for name in resident}
@@ -250,8 +252,8 @@ def _fullest_phase(
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
-    """Weights of a reference model, which is cut and sharded as the policy is: in 16 bits, by the
-    native loop in fp32."""
+    """Bytes of a reference model's weights on a rank, partitioned like the policy's: in 16 bits, or in
+    fp32 for the native loop."""
     layout, traits = layout_of(workload, table), loop_traits(workload)
     stages = stages_of(workload.model, table, traits.split)
     most = np.maximum.reduce([stages.first, stages.middle, stages.last])
@@ -270,8 +272,8 @@ _PACKS = ("balance", "group_by_length", "micro_batch_tokens", "log_prob_micro_ba
 def packed_rows(
     workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
 ) -> tuple[Packed, Packed]:
-    """(the update's mini-batches, the forward passes' whole batch) of every row, as columns: rows
-    that pack alike are simulated once."""
+    """(packing of the update's mini-batches, packing of the whole batch for forward passes) of every
+    row, as columns. Rows with the same packing are simulated once."""
     meets = (table.zero_stage == 3) | (table.ep > 1)
     columns: dict[str, NDArray[Any]] = {
         "dp": table.dp, "cp": table.cp, "micro_batch_size": table.micro_batch_size, "meets": meets,
@@ -292,13 +294,14 @@ def packed_rows(
 
 
 def attention_share(model: ModelSpec) -> float:
-    """kappa: FLOPs of attention per token and token attended to, over those of the matrix products
+    """kappa: attention FLOPs per token and attended token, divided by the FLOPs of matrix products
     per token."""
     return layer_attention_flops(model, 1.0) / layer_matmul_flops(model)
 
 
 def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packed]:
-    """(the update's mini-batches, the forward passes' whole batch) of rows with these values."""
+    """(packing of the update's mini-batches, packing of the whole batch for forward passes) for rows
+    with these values."""
     asked, kappa = asked_of(workload), attention_share(workload.model)
     tokens = int(chosen.get("micro_batch_tokens", asked.micro_batch_tokens)) * chosen["cp"]
     before = (
@@ -319,14 +322,16 @@ def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packe
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """The passes of all rows."""
+    """The forward and update passes of all rows."""
 
     policy: Pass
+    """update of the policy"""
     before: Pass
-    """those without gradients, over the whole batch"""
+    """forward passes of the policy without gradients, over the whole batch"""
     values: Pass | None
+    """forward pass of the critic; None without one"""
     critic: Pass | None
-    """its update"""
+    """update of the critic; None without one"""
 
     @classmethod
     def of(
@@ -336,7 +341,7 @@ class _Passes:
         packed: tuple[Packed, Packed],
         constants: Calibration,
     ) -> _Passes:
-        """`packed`: as `packed_rows`."""
+        """`packed`: the result of `packed_rows`."""
         asked, traits = asked_of(workload), loop_traits(workload)
         in_update, in_forward = packed
         own = None if asked.critic is None else replace(workload, model=asked.critic)
@@ -350,7 +355,7 @@ class _Passes:
     def memory(
         self, workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
     ) -> tuple[MemoryParts, RankMemory, Column]:
-        """As `phases_memory`."""
+        """The result of `phases_memory`."""
         memories = [each.memory() for each in (self.policy, self.critic) if each is not None]
         return phases_memory(
             workload, table, knobs, memories, self.before, _is_split(workload, table, knobs)
@@ -360,6 +365,7 @@ class _Passes:
 def _is_split(
     workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
 ) -> NDArray[np.bool_]:
+    """Whether generation has GPUs of its own, shape (N,)."""
     generates = asked_of(workload).generates
     return (
         np.asarray(knobs["rollout_gpus"] > 0) if generates else np.zeros(len(table), dtype=np.bool_)
@@ -374,8 +380,8 @@ def _timed(
     constants: Calibration,
     between: MemoryParts,
 ) -> tuple[dict[str, Column], dict[str, Column]]:
-    """(seconds of the updates by cause, of the step by phases). `between`: the trainer's states
-    between phases."""
+    """(time of the updates by cause, time of the step by phase), s. `between`: memory of the
+    trainer's states between phases."""
     asked, nothing = asked_of(workload), np.zeros(len(table))
     forward = nothing if asked.algorithm == "sft" else passes.before.forward()
     update = passes.policy.update()
@@ -406,31 +412,33 @@ def _timed(
         phases["log_prob"] = phases["log_prob"] + copies
         phases["reference"] = phases["reference"] + np.where(phases["reference"] > 0, copies, 0.0)
         busy = sum(phases[name] for name in TRAINED)
-        phases |= _beside(workload, table, knobs, constants, np.asarray(busy))
+        phases |= _other_phases(workload, table, knobs, constants, np.asarray(busy))
     return parts, phases
 
 
 def _of_step(
     parts: dict[str, Column], phases: dict[str, Column]
 ) -> tuple[PhaseParts, TimeParts, Column]:
-    """(the step by phases, by cause, what of it is told, sent or waited for)"""
-    made = PhaseParts(**phases)
+    """(time of the step by phase, by cause, and the part of it that is stated, sent or waited for),
+    s."""
+    by_phase = PhaseParts(**phases)
     forwards = phases["log_prob"] + phases["reference"] + phases["values"]
-    rest = np.asarray(made.total) - sum(parts.values()) - forwards
+    rest = np.asarray(by_phase.total) - sum(parts.values()) - forwards
     times = TimeParts(
         **{**parts, "compute": parts["compute"] + forwards, "other": parts["other"] + rest}
     )
-    return made, times, rest
+    return by_phase, times, rest
 
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
-    """The time parts of every row by constants; what no constant changes is computed once."""
+    """A function from constants to the time parts of every row. Values that do not depend on the
+    constants are computed once."""
     knobs = _knobs_of(workload, table)
     packed, states = packed_rows(workload, table, knobs), list[MemoryParts]()
 
     def at(constants: Calibration) -> TimeParts:
         passes = _Passes.of(workload, table, packed, constants)
-        if not states:  # bytes of states are no matter of constants
+        if not states:  # bytes of states do not depend on constants
             states.append(passes.memory(workload, table, knobs)[0])
         return _of_step(*_timed(workload, table, knobs, passes, constants, states[0]))[1]
 
@@ -438,14 +446,14 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
 
 
 def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
-    """The estimate of every row; `phases_s` holds the step by its phases."""
+    """The estimate of every row, with the time of each phase in `phases_s`."""
     asked, gpu = asked_of(workload), workload.cluster.gpu
     knobs = _knobs_of(workload, table)
     passes = _Passes.of(workload, table, packed_rows(workload, table, knobs), constants)
     between, memory, spread = passes.memory(workload, table, knobs)
     parts, phases = _timed(workload, table, knobs, passes, constants, between)
-    made, times, rest = _of_step(parts, phases)
-    step, nothing = np.asarray(made.total), np.zeros(len(table))
+    by_phase, times, rest = _of_step(parts, phases)
+    step, nothing = np.asarray(by_phase.total), np.zeros(len(table))
     level_sigma = np.full_like(step, constants.level_sigma)
     of_training = replace(times, other=times.other - rest)
     share = np.asarray(of_training.total) / step
@@ -471,32 +479,33 @@ def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration
         level_sigma=level_sigma,
         stall_probability=nothing,
         stalled_step_time_s=step,
-        phases_s=made,
+        phases_s=by_phase,
     )
 
 
 def phases_beside(
     workload: Workload, config: ParallelConfig, constants: Calibration, busy_s: float
 ) -> dict[str, float]:
-    """Seconds of the phases of a step that the trainer does not run, as they were told or follow
-    from that, where its own take `busy_s`."""
+    """Time of the phases that the trainer does not run, s: stated by the workload or computed from
+    that. `busy_s`: time of the trainer's own phases."""
     asked, table = asked_of(workload), ConfigTable.of([config])
-    found = {"reward": asked.reward_s} if asked.reward_s else {}
+    seconds = {"reward": asked.reward_s} if asked.reward_s else {}
     if not asked.generates:
-        return found
+        return seconds
     knobs = _knobs_of(workload, table)
-    beside = _beside(workload, table, knobs, constants, np.array([busy_s]))
-    return found | {name: float(seconds[0]) for name, seconds in beside.items()}
+    others = _other_phases(workload, table, knobs, constants, np.array([busy_s]))
+    return seconds | {name: float(column[0]) for name, column in others.items()}
 
 
-def _beside(
+def _other_phases(
     workload: Workload,
     table: ConfigTable,
     knobs: dict[str, NDArray[Any]],
     constants: Calibration,
     busy: Column,
 ) -> dict[str, Column]:
-    """Generation, waiting and refit on the trainer's clock. `busy`: seconds of its own phases."""
+    """Time of generation, waiting and refit on the trainer's clock, s. `busy`: time of its own
+    phases."""
     layout, is_split = layout_of(workload, table), knobs["rollout_gpus"] > 0
     gpus = np.where(is_split, knobs["rollout_gpus"], layout.world)
     bulk, tail = generation_s(workload, knobs["rollout_tp"], gpus)
@@ -517,8 +526,8 @@ def _beside(
 def generation_s(
     workload: Workload, rollout_tp: NDArray[Any], gpus: Column
 ) -> tuple[Column, Column]:
-    """(while all GPUs that generate are busy, the tail until the longest response ends), s. A
-    degree whose speed was not told is not a number."""
+    """(bulk: time during which all generating GPUs are busy, tail: time from then until the longest
+    response ends), s. NaN for a `rollout_tp` without a stated speed."""
     asked = asked_of(workload)
     rollout = asked.rollout
     assert rollout is not None

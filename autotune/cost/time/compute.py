@@ -1,15 +1,15 @@
-"""Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host
-that launches them.
+"""Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host time
+to launch them.
 
 A matmul of m x n x k takes
 
     2 m n k / (peak * efficiency) * (1 + half_size * (1/m + 1/n + 1/k))
 
 The second factor adds the time to read and write the matrices, as in the roofline model with both
-terms added (Williams et al., CACM 2009). On Ampere, whose tensor cores are fully used where rows
-are multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements";
-Anthony et al., arXiv 2401.14489, section III), other matrices take `UNALIGNED` times as long: runs
-of 14,400 / 8 = 1,800 columns against 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
+terms added (Williams et al., CACM 2009). On Ampere, tensor cores are fully used only if rows are
+multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements"; Anthony
+et al., arXiv 2401.14489, section III); other matrices take `UNALIGNED` times as long, from runs with
+14,400 / 8 = 1,800 columns compared with 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
 chronicles-prequel.md). Neglected: tile and wave quantization.
 """
 
@@ -44,7 +44,7 @@ _BYTES = {
     "mxfp8": 2.0,
     "nvfp4": 2.0,
 }
-"""bytes of one activation element; with matmuls of 8 or 4 bits activations stay in bf16"""
+"""bytes of one activation element; with matmuls in 8 or 4 bits, activations stay in bf16"""
 _FALLBACK = {
     "tf32": "fp32",
     "fp16": "bf16",
@@ -54,38 +54,38 @@ _FALLBACK = {
     "nvfp4": "mxfp8",
 }
 NARROW = {"fp8": 1.0, "mxfp8": 0.93, "nvfp4": 0.72}
-"""Fraction of its own peak that a narrow format reaches, in units of what fp8 reaches of its peak
+"""Achieved fraction of a narrow format's peak, relative to the fraction that fp8 achieves of its peak
 (`fp8_factor`).
 
-mxfp8 writes each operand along both axes with a scale for every 32 values; nvfp4 also rotates and
-rounds at random, and keeps some layers in bf16 (arXiv 2509.25149). From the same recipes of Llama-3
-70B in two formats (megatron_bridge_perf.csv): mxfp8 against fp8 0.90 to 1.00 of the speed; nvfp4
-against mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equations for
-nvfp4's fraction and the share of matmuls in a step, 0.59.
+mxfp8 writes each operand along both axes with a scale for every 32 values; nvfp4 also uses random
+rotations and stochastic rounding, and keeps some layers in bf16 (arXiv 2509.25149). From the same
+recipes for Llama-3 70B in two formats (megatron_bridge_perf.csv): mxfp8 has 0.90 to 1.00 of the speed
+of fp8; nvfp4 has 1.26 times the speed of mxfp8 on GB200 (twice the peak) and 1.50 times on GB300
+(three times the peak). These are two equations for nvfp4's fraction and the share of matmuls in a
+step, 0.59.
 """
 
 
 FP32 = 4.0
 BACKWARD_SCORES = 2.5
-"""backward pass of FlashAttention in forward passes: it computes the scores again (Dao, arXiv
-2307.08691)"""
+"""time of FlashAttention's backward pass relative to its forward pass; it recomputes the scores (Dao,
+arXiv 2307.08691)"""
 HEAD_STEP = 32
-"""head dimensions of FlashAttention's kernels are multiples of it"""
+"""head dimensions of FlashAttention's kernels are multiples of this"""
 EAGER_SCORES = 2.0
-"""bytes that operators of their own move per stored score in 16 bits, as a multiple of those of one
-fused kernel: 24 for 12 (`score_moved_bytes`)"""
+"""bytes moved per stored score in 16 bits by separate operators, relative to one fused kernel: 24 / 12
+(`score_moved_bytes`)"""
 LINE_ELEMENTS = 64.0
 """16-bit elements of a cache line of 128 bytes"""
 UNALIGNED = 1.4
-"""Time of a matmul whose rows do not begin with cache lines, as a multiple of one whose rows do, on
-Ampere"""
+"""time of a matmul whose rows are not aligned to cache lines, relative to an aligned one, on Ampere"""
 LOSS_CHUNKS = 8.0
-"""pieces into which a chunked loss cuts the sequence (torchtitan's `num_chunks`)"""
+"""number of chunks of the sequence in a chunked loss (torchtitan's `num_chunks`)"""
 
 
 def peak_of(workload: Workload, precision: str) -> float:
-    """Datasheet peak for a precision, FLOP/s; a precision that the GPU lacks runs at the peak of
-    the next wider one."""
+    """Datasheet peak for a precision, FLOP/s; for a precision that the GPU lacks, that of the next
+    wider one."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     while precision not in peaks:
         if precision not in _FALLBACK:
@@ -97,8 +97,8 @@ def peak_of(workload: Workload, precision: str) -> float:
 def sixteen_bits_peak(workload: Workload) -> float:
     """Datasheet peak of the work that stays in 16 bits next to fp8 matmuls, FLOP/s: bf16, or fp16
     on a GPU without bf16 (V100)."""
-    has = workload.cluster.gpu.peak_flops_per_s
-    return peak_of(workload, "fp16" if "fp16" in has and "bf16" not in has else "bf16")
+    peaks = workload.cluster.gpu.peak_flops_per_s
+    return peak_of(workload, "fp16" if "fp16" in peaks and "bf16" not in peaks else "bf16")
 
 
 def peak_flops_per_s(workload: Workload, table: ConfigTable) -> Column:
@@ -125,16 +125,15 @@ def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
 
 
 def mfu_peak_flops_per_s(workload: Workload, table: ConfigTable, constants: Calibration) -> Column:
-    """The peak that MFU is relative to, in FLOP/s: the datasheet's, or the rate of large matmuls
-    by the constants if this rate is higher. The stated peak of a CPU is only an order of
-    magnitude, and a calibration may measure more."""
+    """The peak for MFU, FLOP/s: the datasheet's, or the speed of large matmuls by the constants if that
+    is higher. The stated peak of a CPU is only an order of magnitude, and a calibration may measure
+    more."""
     reached = constants.matmul_efficiency * reached_factor(table, constants)
     return peak_flops_per_s(workload, table) * np.maximum(1.0, reached)
 
 
 def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
-    """Rows whose matmuls are in 8 or 4 bits, so that what they read and write is cast and
-    scaled."""
+    """Whether rows have matmuls in 8 or 4 bits, with casts and scales, shape (N,)."""
     narrow = np.zeros(len(table), dtype=bool)
     for precision in NARROW:
         narrow |= table.is_word("precision", precision)
@@ -144,7 +143,7 @@ def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
 def layer_forward_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column, Column]:
-    """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores,
+    """Time of one layer's forward pass for one micro-batch, s: (matmuls, attention scores and values,
     memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
     peak, half_peak = peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
@@ -199,7 +198,7 @@ def layer_forward_s(
 def head_step_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Seconds of the output projection and the loss for one micro-batch, forward and backward."""
+    """Time of the output projection and the loss for one micro-batch, forward and backward, s."""
     model = workload.model
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     width = model.vocab_size / cut
@@ -207,7 +206,7 @@ def head_step_s(
     tokens = layout.tokens / np.where(chunked, LOSS_CHUNKS, 1.0)
     shape = 1.0 + constants.half_size * (1.0 / tokens + 1.0 / width + 1.0 / model.hidden_size)
     again = np.where(chunked & traits.chunks_again, 1.0, 0.0)
-    # a frozen projection passes the gradient on and has none of its own
+    # a frozen projection only passes the gradient on
     passes = (3.0 if workload.peft is None else 2.0) + again
     matmul = passes * layout.tokens * head_flops(model) / cut * shape
     peak = np.minimum(
@@ -218,7 +217,7 @@ def head_step_s(
 
 
 def is_loss_chunked(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Rows whose output projection and loss are computed in chunks of the sequence."""
+    """Whether rows compute output projection and loss in chunks of the sequence, shape (N,)."""
     return table.is_word("loss", "chunked") | (
         table.is_word("loss", "own") & (traits.loss == "chunked")
     )
@@ -227,7 +226,7 @@ def is_loss_chunked(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
 def loss_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Seconds of the loss alone, which is bound by memory."""
+    """Time of the loss without the output projection, which is memory-bound, s."""
     model, gpu = workload.model, workload.cluster.gpu
     logits = (
         layout.tokens
@@ -239,14 +238,14 @@ def loss_s(
 
 
 def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed
-    (the kinds stand in `memory/loss.py`).
+    """Bytes per logit read and written by the loss, forward and backward, by kind of loss (see
+    `memory/loss.py`). b: bytes of an activation element.
 
     full, chunked           cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
     parallel, copied        kernel by kernel: cast (b + 4), maximum (4), subtraction (8), exponential (8), sum (4), division (8); product (8), cast (4 + b)
     kernel                  logits read twice and their gradient written: 3 b (flash-attn)
     fused                   logits read twice, gradient written over them and scaled: 4 b (Hsu et al., Liger Kernel, arXiv 2410.10989, section 3.2)
-    metrics                 cast and log-softmax once more for each (`Traits.loss_metrics`): b + 12
+    metrics                 another cast and log-softmax for each (`Traits.loss_metrics`): b + 12
     """
     size = element_bytes(table)
     whole, by_kernel = 2.0 * size + 8.0 * FP32, 2.0 * size + 12.0 * FP32
@@ -254,15 +253,15 @@ def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
         "full": whole, "chunked": whole, "parallel": by_kernel, "copied": by_kernel,
         "kernel": 3.0 * size, "fused": 4.0 * size,
     }  # fmt: skip
-    found = kinds[traits.loss]
+    moved = kinds[traits.loss]
     for kind in ("full", "chunked", "fused"):
-        found = np.where(table.is_word("loss", kind), kinds[kind], found)
-    return np.asarray(found + traits.loss_metrics * (size + 3.0 * FP32))
+        moved = np.where(table.is_word("loss", kind), kinds[kind], moved)
+    return np.asarray(moved + traits.loss_metrics * (size + 3.0 * FP32))
 
 
 def padded_head(model: ModelSpec) -> float:
-    """Head dimension that attention's kernels compute, as a multiple of the model's: they exist for
-    multiples of 32 (flash-attn's `HEADDIM_SWITCH`)."""
+    """Head dimension in attention's kernels relative to the model's: it is rounded up to a multiple
+    of 32 (flash-attn's `HEADDIM_SWITCH`)."""
     return math.ceil(model.head_dim / HEAD_STEP) * HEAD_STEP / model.head_dim
 
 
@@ -274,24 +273,24 @@ def keeps_scores(workload: Workload, traits: Traits) -> bool:
 
 
 def score_moved_bytes(table: ConfigTable, constants: Calibration, traits: Traits) -> Column:
-    """Bytes per stored score that one pass reads and writes. Without fused kernels or compilation
-    each operator is a kernel of its own, and the softmax is in fp32 (transformers' and nanoGPT's
-    attention): written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read 2."""
+    """Bytes read and written per stored score in one pass. Without fused kernels or compilation, each
+    operator is a separate kernel, and the softmax is in fp32 (attention of transformers and nanoGPT):
+    written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read 2."""
     size = element_bytes(table)
     eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & (size < FP32)
     return np.asarray(constants.score_bytes * size / 2.0 * np.where(eager, EAGER_SCORES, 1.0))
 
 
 def loads_by_lines(workload: Workload) -> bool:
-    """Whether matmuls load their rows by cache lines: NVIDIA's Ampere, the generation with tf32 and
-    without fp8; Hopper and later copy whole tiles, in units of 16 bytes."""
+    """Whether matmuls load rows by cache lines: on NVIDIA's Ampere, the generation with tf32 but without
+    fp8. Hopper and later copy whole tiles, in units of 16 bytes."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     return "tf32" in peaks and "fp8" not in peaks
 
 
 def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of the host for launching one layer's forward and backward pass for one micro-batch,
-    without what is added for experts."""
+    """Host time to launch one layer's forward and backward pass for one micro-batch, without the
+    additional time for experts, s."""
     both = (layout.tp > 1) & (layout.pp > layout.stages_per_domain)
     waits = layout.tp * (1.0 + np.log2(layout.tp_group.domains))
     kernel_by_kernel = constants.layer_host_s + np.where(
@@ -305,21 +304,21 @@ def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> 
 
 
 def smooth_maximum(kernels: Column, host: Column) -> Column:
-    """A smooth maximum of the time of kernels and of the host that launches them: where both are
-    close, each delays the other."""
+    """A smooth maximum of the time of kernels and the host time to launch them: if both are similar,
+    each delays the other."""
     return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
 
 
 GRAPH_LAUNCH_S = 10e-6
-"""host time to launch a CUDA graph of a layer's forward or backward pass, its input copies included
+"""host time to launch a CUDA graph of a layer's forward or backward pass, including copies of inputs, s
 (NVIDIA, "Constant time launch for straight-line CUDA graphs", 2024: 2.5 us and 1 ns per node for
 the launch itself)"""
 CORNER = 4.0
-"""exponent p of the p-norm that serves as a smooth maximum of two concurrent times (infinity: the
+"""exponent p of the p-norm that is used as a smooth maximum of two concurrent times (infinity: the
 maximum)"""
 
 
 def exposed(traffic: Column, cover: Column, overlap: float | Column) -> Column:
-    """Seconds of `traffic` that are not hidden, when a fraction `overlap` of it may run
-    concurrently with `cover` seconds of kernels."""
+    """The part of `traffic` that is not hidden, s, if a fraction `overlap` of it can run concurrently
+    with kernels that take `cover` seconds."""
     return (1.0 - overlap) * traffic + overlap * (smooth_maximum(traffic, cover) - cover)
