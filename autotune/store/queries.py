@@ -1,7 +1,5 @@
-"""Reads: one study, lists of studies, trials, steps, and the best configs across all studies. Each
-uses an index.
-
-Counts for dashboards, and the workloads that have measurements. Each number is read from an index.
+"""Reads of the store: one study, lists of studies, trials, steps, the best configs across all studies,
+counts for dashboards, and workloads with measurements. Each uses an index.
 """
 
 from __future__ import annotations
@@ -26,15 +24,16 @@ from autotune.store.rows import read_study, read_trial
 from autotune.store.tables import attempts, records, specs, studies, tags, trials, workloads
 
 _LISTED = 5
-"""Number of candidates that the error for an ambiguous id lists."""
+"""maximum number of candidates in the error for an ambiguous id"""
 _COMPARED = 1000
-"""Number of studies, the newest, whose names are compared with an unknown one."""
+"""number of newest studies whose names are compared with an unknown name"""
 _REVISION = select(studies.c.num_events, studies.c.updated_us).where(
     studies.c.key == bindparam("of_key")
 )
 
 
 def _study_rows() -> Select[Any]:
+    """Query of all columns of studies except the lease's, with spec and result."""
     columns = [c for c in studies.c if not c.name.startswith("lease_")]
     return select(
         *columns, specs.c["values"].label("values_text"), specs.c.spec, specs.c.result
@@ -42,8 +41,8 @@ def _study_rows() -> Select[Any]:
 
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
-    """(key, id) of the study with this id, of the newest with this name, or of the only one whose
-    id starts so. Raises `NotFoundError`."""
+    """(key, id) of the study with this id, else of the newest with this name, else of the only one
+    whose id has this prefix. Raises `NotFoundError` if there is none, or several have the prefix."""
     if not study_id:
         raise NotFoundError(
             "the study's name is empty", remedy="`autotune list` shows ids and names"
@@ -65,11 +64,11 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
         if len(rows) == 1 or (rows and condition is by_name):
             return rows[0].key, rows[0].id
         if rows:
-            some = "; ".join(map(_described, rows[:_LISTED])) + (
+            candidates = "; ".join(map(_described, rows[:_LISTED])) + (
                 "; and others" if len(rows) > _LISTED else ""
             )
             raise NotFoundError(
-                f"more than one study has an id that starts with {study_id!r}: {some}",
+                f"more than one study has an id that starts with {study_id!r}: {candidates}",
                 remedy="use the whole id",
             )
     raise NotFoundError(
@@ -81,7 +80,7 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
 
 
 def _nearest_name(connection: Connection, asked: str) -> str:
-    """ "did you mean X?" for a study with a similar name among the newest, or nothing."""
+    """ "did you mean X?" for a study with a similar name among the newest; empty if there is none."""
     names = connection.scalars(
         select(studies.c.name).order_by(studies.c.created_us.desc()).limit(_COMPARED)
     )
@@ -89,19 +88,19 @@ def _nearest_name(connection: Connection, asked: str) -> str:
 
 
 def _described(row: Any) -> str:
-    """A study in the list of those that an id may mean."""
+    """Text about a study in the list of candidates for an ambiguous id."""
     return f"{row.id} ({row.name}, {from_us(row.created_us):%Y-%m-%d %H:%M}, {row.status.lower()})"
 
 
 def revision(connection: Connection, study_id: str) -> Revision:
-    """The study's present revision, from two indexed rows."""
-    key, found = resolve(connection, study_id)
+    """The study's current revision, from two indexed rows."""
+    key, full_id = resolve(connection, study_id)
     row = connection.execute(_REVISION, {"of_key": key}).one()
-    return Revision(id=found, events=row.num_events, updated_us=row.updated_us)
+    return Revision(id=full_id, events=row.num_events, updated_us=row.updated_us)
 
 
 def study(connection: Connection, study_id: str) -> StudyRecord:
-    """The record of the study with that id, name or start of an id."""
+    """The record of the study with this id, name or prefix of an id."""
     key, _ = resolve(connection, study_id)
     row = connection.execute(_study_rows().where(studies.c.key == key)).one()
     return _records(connection, [row])[0]
@@ -145,8 +144,8 @@ def list_studies(
         query = query.where(studies.c.ended_us < to_us(ended_before))
     if tag:
         query = query.where(studies.c.key.in_(select(tags.c.study).where(tags.c.tag == tag)))
-    # the specs are fetched for those that were picked: those before the offset would be read and
-    # left out
+    # specs are fetched only for the picked studies; otherwise those before the offset would be read,
+    # too
     picked = list(connection.scalars(query))
     rows = {
         row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(picked)))
@@ -155,13 +154,13 @@ def list_studies(
 
 
 def _equal(*asked: tuple[Column[Any], Any]) -> list[ColumnElement[bool]]:
-    """The conditions of the filters that are given: empty names and None leave a column open."""
+    """Conditions of the given filters; an empty name or None is no filter."""
     return [column == value for column, value in asked if value not in ("", None)]
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
-    """Studies that should run but whose lease nobody holds: those that ran before, oldest first,
-    then those that wait, in the order of `waiting`."""
+    """Studies that should run but are not leased: those that ran before, oldest first, then queued
+    ones in the order of `waiting`."""
     active = [str(StudyStatus.RUNNING), str(StudyStatus.STOPPING)]
     begun = (
         _study_rows()
@@ -169,20 +168,20 @@ def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyReco
         .order_by(studies.c.created_us, studies.c.key)
         .limit(limit)
     )
-    found = connection.execute(begun).all()
-    keys = [row.key for row in waiting(connection, now, limit=limit - len(found))]
+    begun_rows = connection.execute(begun).all()
+    keys = [row.key for row in waiting(connection, now, limit=limit - len(begun_rows))]
     rows = {
         row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(keys)))
     }
-    return _records(connection, [*found, *(rows[key] for key in keys)])
+    return _records(connection, [*begun_rows, *(rows[key] for key in keys)])
 
 
 def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Sequence[Any]:
-    """The studies that wait for their first process (key, id, owner), in the order in which they
-    are started: owners take turns.
+    """(key, id, owner) of the queued studies in the order in which they will be started, which
+    alternates between owners.
 
-    A study counts those of its owner that run and that wait before it; the lowest count goes first.
-    Of equals, that of the owner whose last study was started longest ago, and then the oldest.
+    The order is by the number of studies of the same owner that run or are queued before it; then by
+    the time at which the owner's last study was started; then by age.
     """
     line = studies.alias("line")
     waits = (line.c.status == str(StudyStatus.QUEUED)) & (line.c.lease_expires_us <= now)
@@ -212,19 +211,20 @@ def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Se
 def list_trials(
     connection: Connection, study_id: str, numbers: Collection[int] | None = None
 ) -> list[Trial]:
-    """All trials of a study by number, or those of these numbers."""
-    key, found = resolve(connection, study_id)
+    """The trials of a study, sorted by number; with `numbers`, only these."""
+    key, full_id = resolve(connection, study_id)
     query = select(trials).where(trials.c.study == key).order_by(trials.c.number)
     if numbers is not None:
         query = query.where(trials.c.number.in_(sorted(numbers)))
-    return [read_trial(found, row) for row in connection.execute(query)]
+    return [read_trial(full_id, row) for row in connection.execute(query)]
 
 
 def steps(
     connection: Connection, study_id: str, number: int, attempt: int | None
 ) -> dict[str, list[float]]:
-    """The step metrics of an attempt, by default of the last one."""
-    key, found = resolve(connection, study_id)
+    """The step metrics of an attempt, by default the last one. Raises `NotFoundError` if there is no
+    such trial or attempt."""
+    key, full_id = resolve(connection, study_id)
     query = select(attempts.c.steps).where(attempts.c.study == key, attempts.c.number == number)
     if attempt is not None:
         query = query.where(attempts.c.attempt == attempt)
@@ -235,7 +235,7 @@ def steps(
         ):
             return unpack_steps(b"")
         which = f"trial {number}" if attempt is None else f"attempt {attempt} of trial {number}"
-        raise NotFoundError(f"study {found} has no {which}")
+        raise NotFoundError(f"study {full_id} has no {which}")
     return unpack_steps(packed)
 
 
@@ -256,8 +256,8 @@ def best(
     one_each: bool,
     limit: int,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """Representatives of configs, by the tokens per second per GPU of the cluster at which they
-    stand, best first. See `autotune.ports.HistoryReader.best`."""
+    """The representative trials of configs, sorted by their standing in tokens/s per GPU of the
+    cluster, best first. See `autotune.ports.HistoryReader.best`."""
     order = (records.c.standing.desc(), records.c.throughput.desc(), records.c.trial)
     picked = select(records.c.trial).order_by(*order)
     if gpu or num_gpus is not None or seq_len is not None:
@@ -295,24 +295,22 @@ def best(
             .join(studies, studies.c.key == trials.c.study)
             .order_by(studies.c.created_us.desc(), *order)
         )
-    # the trials' documents are fetched for those that were picked: sorting would drag all of them
-    # along
+    # documents are fetched only for the picked trials; otherwise all of them would be sorted
     places = {trial: at for at, trial in enumerate(connection.scalars(picked.limit(limit)))}
     query = select(trials, studies.c.id.label("study_id")).join(
         studies, studies.c.key == trials.c.study
     )
     rows = connection.execute(query.where(trials.c.key.in_(sorted(places)))).all()
     rows = sorted(rows, key=lambda row: places[row.key])
-    of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
-    found = [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
-    return _at_highest_peaks(connection, rows, found)
+    record_of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
+    pairs = [(record_of[row.study_id], read_trial(row.study_id, row)) for row in rows]
+    return _at_highest_peaks(connection, rows, pairs)
 
 
 def _at_highest_peaks(
-    connection: Connection, rows: Sequence[Row[Any]], found: list[tuple[StudyRecord, Trial]]
+    connection: Connection, rows: Sequence[Row[Any]], pairs: list[tuple[StudyRecord, Trial]]
 ) -> list[tuple[StudyRecord, Trial]]:
-    """The trials of these rows, each with the highest memory peak of its config's runs in its
-    study."""
+    """The pairs with the highest memory peak of all runs of the trial's config in its study."""
     same = trials.alias()
     others = (
         select(same.c.key, trials.c.document)
@@ -336,17 +334,19 @@ def _at_highest_peaks(
         (record, replace(trial, measurement=at_highest_peak(trial.measurement, runs[row.key])))
         if trial.measurement is not None
         else (record, trial)
-        for row, (record, trial) in zip(rows, found, strict=True)
+        for row, (record, trial) in zip(rows, pairs, strict=True)
     ]
 
 
 def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:
+    """The records with these keys."""
     return _records(
         connection, connection.execute(_study_rows().where(studies.c.key.in_(sorted(keys)))).all()
     )
 
 
 def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyRecord]:
+    """The records of rows of `_study_rows`, with their trial counts and tags."""
     rows = list(rows)
     keys = [row.key for row in rows]
     counts, tagged = _trial_counts(connection, keys), _tags(connection, keys)
@@ -354,13 +354,15 @@ def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyReco
 
 
 def _tags(connection: Connection, keys: list[int]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
+    """The tags by study key."""
+    by_study: dict[int, list[str]] = defaultdict(list)
     for key, tag in connection.execute(select(tags).where(tags.c.study.in_(keys))) if keys else ():
-        found[key].append(tag)
-    return found
+        by_study[key].append(tag)
+    return by_study
 
 
 def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str, int]]:
+    """The number of trials by study key and status."""
     counts: dict[int, dict[str, int]] = defaultdict(dict)
     if keys:
         query = select(trials.c.study, trials.c.status, func.count()).where(
@@ -374,7 +376,7 @@ def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str
 
 
 def statistics(connection: Connection, now: int) -> Statistics:
-    """The present counts."""
+    """The current counts of studies, trials, failures and leases."""
     by_status = select(studies.c.status, func.count()).group_by(studies.c.status)
     by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(
         trials.c.status, trials.c.failure
@@ -395,13 +397,13 @@ def statistics(connection: Connection, now: int) -> Statistics:
 
 
 def known_workloads(connection: Connection) -> list[KnownWorkload]:
-    """All workloads that have measurements, the one with the newest representative first."""
+    """All workloads with measurements, the one with the newest representative first."""
     configs, newest = func.count().label("configs"), func.max(records.c.trial).label("newest")
-    found = select(records.c.workload, configs, newest).group_by(records.c.workload).subquery()
+    measured = select(records.c.workload, configs, newest).group_by(records.c.workload).subquery()
     rows = connection.execute(
-        select(workloads.c.key, workloads.c.workload, found.c.configs)
-        .join(found, found.c.workload == workloads.c.key)
-        .order_by(found.c.newest.desc())
+        select(workloads.c.key, workloads.c.workload, measured.c.configs)
+        .join(measured, measured.c.workload == workloads.c.key)
+        .order_by(measured.c.newest.desc())
     )
     return [
         KnownWorkload(

@@ -1,25 +1,25 @@
-"""How the sequences of a step fall to data-parallel ranks, mini-batches and micro-batches,
-simulated from the distribution of their lengths.
+"""Simulates the distribution of a step's sequences over data-parallel ranks, mini-batches and
+micro-batches, from the distribution of their lengths.
 
-    N sequences of P prompts   R ranks   M mini-batches   b sequences of a rank and mini-batch = N / (R M)   C tokens that a micro-batch may hold   k micro-batches
-    T tokens of a micro-batch   Q sum of the squares of its sequences' lengths: attention's work
+    N sequences of P prompts   R ranks   M mini-batches   b = N / (R M) sequences per rank and mini-batch   C token capacity of a micro-batch   k micro-batches
+    T tokens of a micro-batch   Q sum of the squared lengths of its sequences: work of attention
 
-lengths     those of one prompt's responses are alike: ln-lengths are the sum of a part of the prompt and a part of the response, whose variances have the shares rho and 1 - rho
-ranks       'batch': all sequences are dealt by length so that ranks have equally many tokens, each rank's are ordered by length, and a mini-batch is the next b of them (verl:
-            `balance_batch`), so that mini-batches that ranks work on at once are alike. 'in_order': the same, but each rank keeps the order in which they came (verl before
-            0.6), so that its mini-batches are unequal still. 'mini_batch': each mini-batch is dealt by itself (NeMo-RL: `shard_by_batch_size`). 'none': rank r takes the r-th part
-            of what comes, in which responses to one prompt follow one another
-dealing     sequences in falling order go to 1 2 .. n n .. 2 1 1 2 ..: equally many for each, and sums that differ by less than the longest. Karmarkar and Karp's differencing, which verl uses, comes
-            nearer; the difference is below 1% from 8 sequences each on
-packing     k = ceil(tokens / C) of the rank that needs most, as collectives want it of all (verl: `rearrange_micro_batches`, NeMo-RL: bins are equally many on all ranks). Then k sequences at a
-            time, in falling order, go to the micro-batches in the order of what they hold, the longest where least is (Graham's LPT in rounds)
-time        the ranks meet after each micro-batch (sharded weights, experts), or after each mini-batch. Of those that meet the slowest counts, by its work T + kappa Q
+lengths     responses to the same prompt are correlated: ln length is the sum of a part of the prompt and a part of the response, with the shares rho and 1 - rho of the variance
+ranks       'batch': sequences are distributed by length so that ranks have equally many tokens, sorted by length on each rank, and split into mini-batches of b (verl:
+            `balance_batch`), so that simultaneous mini-batches of all ranks are similar. 'in_order': the same, but each rank keeps the original order (verl before 0.6), so
+            that its mini-batches are still unequal. 'mini_batch': each mini-batch is distributed separately (NeMo-RL: `shard_by_batch_size`). 'none': rank r takes the r-th
+            contiguous part, in which responses to the same prompt are adjacent
+balancing   sequences in descending order go to ranks 1 2 .. n n .. 2 1 1 2 ..: equally many for each, with sums that differ by less than the longest. Karmarkar-Karp differencing, which verl uses,
+            is more even; the difference is below 1% with at least 8 sequences each
+packing     k = ceil(tokens / C) of the rank that needs most, because collectives require the same k on all ranks (verl: `rearrange_micro_batches`, NeMo-RL: equal number of bins on all ranks). Then
+            the sequences are taken in descending order, k at a time, and assigned such that the longest goes to the emptiest micro-batch (Graham's LPT in rounds)
+time        ranks synchronize after each micro-batch (sharded weights, experts), or after each mini-batch. The slowest of the ranks that synchronize counts, by its work T + kappa Q
 
-Steps are drawn until `DRAWN` sequences are there, so that what is left of the draw is small beside
-the differences between configs; all configs see the same draws.
+Steps are drawn until there are `DRAWN` sequences, so that random error is small compared with
+differences between configs; all configs use the same draws.
 
-Trials of the trainer's phases take their sequences from the same functions: `step_lengths` draws
-those of a step, the same for every config of a study, and `of_rank` deals and packs them.
+Trials of the trainer's phases use the same functions: `step_lengths` draws the sequences of a step,
+the same for every config of a study, and `of_rank` distributes and packs them.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ from autotune.spec.post_training import PostTraining
 
 Floats = NDArray[np.float64]
 DRAWN = 1 << 15
-"""sequences that a simulation draws at least"""
+"""minimum number of sequences in a simulation, up to `MOST_STEPS` steps"""
 MOST_STEPS = 32
+"""maximum number of steps in a simulation"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """What a rank does in one pass over a mini-batch, on the ranks that others wait for: numbers,
-    or columns with one for each row of a table (`of_rows`)."""
+    """Work of one pass over a mini-batch on the slowest ranks: numbers, or columns with one value per
+    row of a table (`of_rows`)."""
 
     micro_batches: float
-    """per mini-batch, on average"""
+    """mean number of micro-batches per mini-batch"""
     sequences: float
-    """of a rank and mini-batch"""
+    """sequences per rank and mini-batch"""
     tokens: float
-    """of a micro-batch, padding included, of the slowest of the ranks that meet"""
+    """mean tokens per micro-batch, including padding, of the slowest of the ranks that synchronize"""
     attended: float
-    """length of a sequence whose tokens attend to as many others: sum of squares over tokens, of
-    the same"""
+    """effective sequence length for attention of the same ranks: sum of squared lengths / tokens"""
     most_tokens: float
-    """of the fullest micro-batch"""
+    """tokens of the largest micro-batch"""
     waiting: float
-    """work of the slowest over work on average, less 1: what balancing could win"""
+    """work of the slowest ranks divided by the mean work, minus 1: the potential gain of balancing"""
     padding: float
     """padding's share of all tokens, 0 to 1"""
     spread: float
-    """standard deviation of a step's work over its mean, from step to step"""
+    """coefficient of variation of the work between steps"""
 
     @classmethod
     def of_rows(cls, kinds: Sequence[Packed], of_row: NDArray[np.intp]) -> Packed:
-        """Columns; `of_row`: the kind of each row, shape (N,)."""
+        """Columns from the results of several kinds of rows. `of_row`: index of each row's kind,
+        shape (N,)."""
         columns: dict[str, Any] = {
             f.name: np.array([getattr(kind, f.name) for kind in kinds])[of_row] for f in fields(cls)
         }
@@ -73,19 +74,19 @@ class Packed:
 
 
 def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0) -> Floats:
-    """Tokens of every sequence, shape (steps, prompts * responses), those of one prompt side by
-    side."""
+    """Tokens of every sequence, shape (steps, prompts * responses); responses to the same prompt are
+    adjacent."""
     random = np.random.default_rng(seed)
     shape = (steps, asked.prompts, asked.responses)
     own, shared = random.standard_normal(shape), random.standard_normal(shape[:2])
     mixed = np.sqrt(asked.same_prompt) * shared[..., None] + np.sqrt(1.0 - asked.same_prompt) * own
 
     def shares(values: Floats) -> Floats:
-        """Ranks of the values, 0 to 1: each quantile is drawn once."""
+        """Quantiles of the values by their rank, 0 to 1, so that each quantile occurs once."""
         flat = values.reshape(-1)
-        places = np.empty(len(flat))
-        places[np.argsort(flat, kind="stable")] = (np.arange(len(flat)) + 0.5) / len(flat)
-        return places.reshape(values.shape)
+        quantiles = np.empty(len(flat))
+        quantiles[np.argsort(flat, kind="stable")] = (np.arange(len(flat)) + 0.5) / len(flat)
+        return quantiles.reshape(values.shape)
 
     responses = asked.response_lengths.at(shares(mixed))
     prompts = asked.prompt_lengths.at(shares(random.standard_normal(shape[:2])))
@@ -94,7 +95,7 @@ def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0
 
 @lru_cache(maxsize=4)
 def _drawn(asked: PostTraining, steps: int) -> Floats:
-    """Those of `drawn_lengths`, which all ways to deal and to pack them share."""
+    """`drawn_lengths`, cached for all ways to distribute and pack the sequences."""
     return drawn_lengths(asked, steps)
 
 
@@ -110,8 +111,9 @@ def packed(
     meets_each: bool = False,
     kappa: float = 0.0,
 ) -> Packed:
-    """The pass over a mini-batch of these ranks. `capacity`: tokens of a micro-batch, 0:
-    `micro_batch` sequences each; `mini_batches`: 1 for a pass over the whole batch."""
+    """Simulate the pass over a mini-batch. `ranks`: data-parallel ranks; `capacity`: tokens per
+    micro-batch, 0: `micro_batch` sequences each; `mini_batches`: 1 for a pass over the whole batch;
+    `meets_each`: ranks synchronize after each micro-batch."""
     return _packed(
         asked,
         ranks,
@@ -168,14 +170,14 @@ def _packed(
         on_slowest = [
             np.take_along_axis(v, slowest, axis=2)[:, :, 0, :] for v in (tokens, work, load)
         ]
-    there, worked, loaded = on_slowest
-    by_step = loaded.sum(axis=(1, 2))
+    tokens_there, work_there, load_there = on_slowest
+    by_step = load_there.sum(axis=(1, 2))
     batches = float(count.sum())
     return Packed(
         micro_batches=batches / count.size,
         sequences=float(each),
-        tokens=float(there.sum() / batches),
-        attended=float(max(worked.sum() / max(there.sum(), 1.0), 1.0)),
+        tokens=float(tokens_there.sum() / batches),
+        attended=float(max(work_there.sum() / max(tokens_there.sum(), 1.0), 1.0)),
         most_tokens=float(tokens.max()),
         waiting=float(by_step.mean() / load.sum(axis=(1, 3)).mean(axis=1).mean() - 1.0),
         padding=float(1.0 - real / tokens.sum()),
@@ -184,15 +186,15 @@ def _packed(
 
 
 def _counts(dealt: Floats, capacity: float) -> NDArray[np.int64]:
-    """Micro-batches of each rank, by (step, mini-batch)."""
+    """Number of micro-batches on every rank, shape (steps, mini-batches)."""
     most = np.ceil(dealt.sum(axis=-1) / capacity).max(axis=-1)
     return np.asarray(np.clip(most, 1, dealt.shape[-1]).astype(np.int64))
 
 
 def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """(tokens, sums of squares) of micro-batches, shape (steps, mini-batches, ranks, most), and to
-    which each sequence goes. `falling`: lengths of each rank in falling order, `count`:
-    micro-batches by (step, mini-batch)."""
+    """(tokens, sums of squared lengths) of micro-batches, shape (steps, mini-batches, ranks, maximum
+    of `count`), and the micro-batch of each sequence. `falling`: lengths on each rank in descending
+    order; `count`: micro-batches, shape (steps, mini-batches)."""
     shape = (*falling.shape[:-1], int(count.max()))
     tokens, work, goes_to = (
         np.zeros(shape),
@@ -211,7 +213,7 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
         own, squares = np.zeros((len(by_round), bins)), np.zeros((len(by_round), bins))
         places = np.empty(by_round.shape, dtype=np.int64)
         rank = np.arange(len(by_round))[:, None]
-        for i in range(rounds):  # the longest of a round goes where least is
+        for i in range(rounds):  # the longest sequence of a round goes to the emptiest micro-batch
             emptiest = places[:, i] = np.argsort(own, axis=-1, kind="stable")
             own[rank, emptiest] += by_round[:, i]
             squares[rank, emptiest] += by_round[:, i] ** 2
@@ -222,14 +224,14 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
 
 
 def step_lengths(asked: PostTraining, step: int, seed: int) -> Floats:
-    """Tokens of the sequences of a trial's step: they depend on the study's seed alone, so that all
-    its configs see the same."""
+    """Tokens of the sequences of a trial's step. They depend only on the study's seed, so that all its
+    configs train on the same lengths."""
     block, row = divmod(step, MOST_STEPS)
     return np.asarray(_block(asked, seed, block)[row])
 
 
 def relative_work(asked: PostTraining, step: int, seed: int, kappa: float) -> float:
-    """Work T + kappa Q of that step over that of a mean one."""
+    """Work T + kappa Q of this step divided by the mean over steps."""
     work = [lengths.sum(axis=-1) + kappa * (lengths**2).sum(axis=-1) for lengths in (
         step_lengths(asked, step, seed), _block(asked, seed, 0))]  # fmt: skip
     return float(work[0] / work[1].mean())
@@ -251,8 +253,8 @@ def of_rank(
     balance: str,
     sorted_by_length: bool = False,
 ) -> list[list[NDArray[np.int64]]]:
-    """The micro-batches of a rank in each mini-batch of a step with these lengths, as the numbers
-    of their sequences. Names as those of `packed`."""
+    """The micro-batches of a rank in each mini-batch of a step with these lengths, as indices of their
+    sequences. Parameters as in `packed`."""
     places = _places(lengths[None], ranks, mini_batches, balance)
     dealt = lengths[places]
     falling = np.argsort(-dealt, axis=-1, kind="stable")
@@ -264,21 +266,21 @@ def of_rank(
         ]
     count = _counts(dealt, capacity)
     _, _, goes_to = _filled(np.take_along_axis(dealt, falling, axis=-1), count)
-    found = []
+    by_mini_batch = []
     for m, bins in enumerate(count[0]):
         own = places[0, m, rank][falling[0, m, rank]]
-        found.append([own[goes_to[0, m, rank] == k] for k in range(bins)])
-    return found
+        by_mini_batch.append([own[goes_to[0, m, rank] == k] for k in range(bins)])
+    return by_mini_batch
 
 
 @lru_cache(maxsize=64)
 def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> Floats:
-    """Lengths by (step, mini-batch, rank, place)."""
+    """Lengths, shape (steps, mini-batches, ranks, b)."""
     sequences = asked.sequences
     steps = int(min(MOST_STEPS, max(1, -(-DRAWN // sequences))))
     lengths = _drawn(asked, steps)
     each = -(-sequences // (ranks * mini_batches))
-    # a batch that does not divide is filled up by repeating
+    # a batch that is not divisible is filled up with repeated sequences
     missing = each * ranks * mini_batches - sequences
     if missing:
         lengths = np.take(lengths, np.arange(sequences + missing) % sequences, axis=1)
@@ -287,7 +289,7 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
 
 
 def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDArray[np.int64]:
-    """Which sequence of its step lies where, by (step, mini-batch, rank, place)."""
+    """Index of the sequence within its step, shape (steps, mini-batches, ranks, b)."""
     steps, sequences = lengths.shape
     each = sequences // (ranks * mini_batches)
     if balance == "mini_batch":
@@ -301,8 +303,8 @@ def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDA
 
 
 def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> NDArray[np.int64]:
-    """Places of the last axis dealt to ranks by their length, shape (..., ranks, each); each rank's
-    in falling order, or in that in which they came."""
+    """Indices along the last axis, distributed to ranks by length, shape (..., ranks, each). `falling`:
+    in descending order of length on each rank, else in the original order."""
     count = lengths.shape[-1]
     order = np.argsort(-lengths, axis=-1, kind="stable")
     target = _back_and_forth(count, np.array(ranks))
@@ -312,6 +314,6 @@ def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> NDArray
 
 
 def _back_and_forth(count: int, bins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0 1 .. n-1 n-1 .. 1 0 0 1 .. of so many places, for each number of bins n."""
+    """The sequence 0 1 .. n-1 n-1 .. 1 0 0 1 .. of length `count`, for a number of bins n."""
     place = np.arange(count) % (2 * bins)
     return np.asarray(np.where(place < bins, place, 2 * bins - 1 - place))

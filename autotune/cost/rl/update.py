@@ -1,44 +1,44 @@
-"""The update, and the forward passes before it: the cost model of a plain step on the micro-batches
-that `packing.py` found.
+"""Time and memory of the update and of forward passes in post-training: the cost model of a plain step,
+applied to the micro-batches simulated in `packing.py`.
 
-    k micro-batches of T tokens of the slowest rank, whose tokens attend as those of sequences of Q / T tokens: a step of k micro-batches with T in place of micro_batch_size * seq_len
-    an optimizer step per mini-batch and epoch: gradients are reduced and weights are updated once for each
+    k micro-batches of T tokens on the slowest rank, with effective sequences of Q / T tokens in attention: a step of k micro-batches with T instead of micro_batch_size * seq_len
+    one optimizer step per mini-batch and epoch, each with one reduction of gradients and one update of weights
 
-A pass over the micro-batches is linear in T and in Q but for what the host delays, so the mean
-micro-batch stands for all of them. The memory is that of the fullest.
+The time of a pass is linear in T and Q except for host delays, so it is computed for the mean
+micro-batch. Memory is that of the largest micro-batch.
 
-Between the kernels the host packs and unpacks. Megatron-Core's engines do it sequence by sequence,
-in Python, and wait for the device for each length (verl: `preprocess_packed_seqs` and
-`postprocess_packed_seqs`), so that a pass takes `SEQUENCE_HOST_S` for each sequence and
-`MICRO_BATCH_HOST_S` for each micro-batch beside what its layers take. Of the five loops over
-sequences the first stage of a pipeline has one, that of the tokens; labels, their mask,
-log-probabilities and entropies are the last stage's (`LAST_STAGE`), for which the others wait.
-Where RoPE is not fused it is computed for each sequence apart, some thirty launches for each layer
-forward and backward (`ROPE_HOST_S`; Megatron-LM: `apply_rotary_pos_emb_thd`): of element-wise
-kernels, which have no weights, the forward pass has as many as the backward. Read off steps of a 7B
-(data/post_training.csv: micro-batches of one sequence against packed ones, fused against unfused);
-no size of the model is in them. Engines under FSDP unpad a whole micro-batch at once.
+Host time between kernels: engines with Megatron-Core pack and unpack sequence by sequence in Python,
+and wait for the device for each length (verl: `preprocess_packed_seqs` and
+`postprocess_packed_seqs`), so a pass takes an additional `SEQUENCE_HOST_S` per sequence and
+`MICRO_BATCH_HOST_S` per micro-batch. Of the five loops over sequences, the first pipeline stage runs
+one, for the tokens; the last stage runs those for labels, their mask, log-probabilities and entropies
+(`LAST_STAGE`), and the others wait for it. RoPE that is not fused is computed separately for each
+sequence, with about thirty launches per layer, forward and backward (`ROPE_HOST_S`; Megatron-LM:
+`apply_rotary_pos_emb_thd`); because element-wise kernels have no weights, the forward pass has as
+many as the backward. These times are from steps of a 7B model (data/post_training.csv: micro-batches
+of one sequence compared with packed ones, fused compared with unfused) and do not depend on the
+model's size. Engines under FSDP unpad a whole micro-batch at once.
 
-A forward pass keeps nothing and reduces nothing: matrix products, attention and element-wise work
-once, half of the tensor-parallel collectives, one gather of sharded weights, a pipeline of k
+A forward pass keeps and reduces nothing: it has the matrix products, attention and element-wise work
+once, half of the tensor-parallel collectives, one gather of sharded weights, and a pipeline of k
 micro-batches that fills once (k + p - 1). Log-probabilities need the logits of one micro-batch and
-their log-softmax in fp32, which are freed with it.
+their log-softmax in fp32, which are freed after it.
 
-Between the phases: weights from the trainer's shards to the engine, and states to the host and
-back.
+Between phases: transfer of weights from the trainer's shards to the engine, and copies of states to
+the host and back.
 
-    N weights   b = 2 bytes, as engines take them   r the engine's tensor-parallel degree
+    N weights   b = 2 bytes per weight in engines   r tensor-parallel degree of the engine
 
-colocated     each GPU gathers layer by layer what the trainer's shards hold, b N bytes in all, keeps the 1/r that its engine has and writes it (verl: `update_weights` from `state_dict` of the
-              shards; NeMo-RL: refit by CUDA IPC). The ring reaches over the ranks that hold different parts: tp * pp, and all that share sharded weights
-split         the trainer's first copy of the weights is broadcast to all engines over the network between nodes, b N bytes into each GPU in the worst case, one tensor after the other
+colocated     each GPU gathers the trainer's shards layer by layer, b N bytes in total, and writes the 1/r that its engine holds (verl: `update_weights` from `state_dict` of the
+              shards; NeMo-RL: refit by CUDA IPC). The ring spans the ranks with different parts: tp * pp, and all ranks that share sharded weights
+split         the trainer's first copy of the weights is broadcast to all engines over the network between nodes, at worst b N bytes to each GPU, tensor by tensor
               (NeMo-RL: `broadcast_weights_for_collective`; OpenRLHF: NCCL weight sync)
-host          each of a model's tensors is named, converted and copied by the host: `TENSOR_HOST_S`
-offload       states that are in host memory while the engine generates come up before each phase that needs them and go down after it: weights and gradients' buffers for log-probabilities, and
-              the optimizer's states too for the update, part of which phase this is in logs. Programs copy them tensor by tensor from memory that is not pinned, all GPUs of a node at
-              once (verl: `offload_megatron_model_to_cpu`): `PAGEABLE_BYTES_PER_S`, read off steps of a 7B on 8 to 32 GPUs (data/post_training.csv), a tenth of what a pinned copy reaches
+host          the host names, converts and copies each tensor of the model: `TENSOR_HOST_S`
+offload       states that are in host memory during generation are copied to the device before each phase that needs them and back after it: weights and gradient buffers for log-probabilities, and
+              optimizer states too for the update, where logs include this time. Programs copy them tensor by tensor from pageable memory, on all GPUs of a node at once (verl:
+              `offload_megatron_model_to_cpu`): `PAGEABLE_BYTES_PER_S`, from steps of a 7B model on 8 to 32 GPUs (data/post_training.csv), a tenth of the speed of a pinned copy
 
-Neglected: quantized engines, delta compression, and that engines free and allocate their cache.
+Neglected: quantized engines, delta compression, and freeing and allocating the engines' cache.
 """
 
 from __future__ import annotations
@@ -79,25 +79,27 @@ from autotune.spec import ConfigTable, TimeParts, Workload
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 SEQUENCE_HOST_S, MICRO_BATCH_HOST_S = 4.5e-3, 25e-3
+"""host time of packing per sequence and per micro-batch, s (see above)"""
 LAST_STAGE = 4.0 / 5.0
+"""share of the loops over sequences that the last pipeline stage runs"""
 ROPE_HOST_S = 0.31e-3
-"""per sequence and layer, forward and backward"""
+"""host time of unfused RoPE per sequence and layer, forward and backward, s"""
 RING_HOST_S = 0.7e-3
-"""host time to launch one more step of a ring of context parallelism in a layer, forward and
-backward (same rows: micro-batches of one sequence with cp=2 against cp=1)"""
+"""host time to launch one additional step of a context-parallel ring in a layer, forward and backward,
+s (same file: micro-batches of one sequence with cp=2 compared with cp=1)"""
 FSDP_LEVEL = 1.17
-"""time of post-trainers' passes under FSDP over that of plain trainings by such a loop: log-softmax
-and entropy of all logits in fp32, transformers' modules as they are (same rows)"""
+"""time of post-trainers' passes under FSDP relative to plain training in such a loop: log-softmax and
+entropy of all logits in fp32, unmodified modules of transformers (same file)"""
 FORWARD = 1.0 / 3.0
-"""share of a layer's launches and context-parallel exchange that belongs to the forward pass"""
+"""share of the forward pass in a layer's launches and context-parallel communication"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One model's passes over the micro-batches of a mini-batch: what is needed to cost them."""
+    """The passes of one model over the micro-batches of a mini-batch."""
 
     workload: Workload
-    """a plain one: the model that passes, sequences as long as tokens attend"""
+    """a plain workload with this model and the effective sequence lengths for attention"""
     table: ConfigTable
     layout: Layout
     packed: Packed
@@ -116,7 +118,7 @@ class Pass:
         constants: Calibration,
         traits: Traits,
     ) -> Pass:
-        """The passes of these rows; `packed`: how each of them packs, or how all do."""
+        """The passes of these rows. `packed`: the packing of each row, or of all."""
         lengths = np.maximum(np.ceil(packed.attended), 1.0)
         plain = with_lengths(replace(workload, rl=None, trainer=loop_of(workload)), lengths)
         layout = layout_of(plain, table, whole_experts=keeps_experts_whole(workload))
@@ -135,7 +137,7 @@ class Pass:
         )  # fmt: skip
 
     def update(self) -> TimeParts:
-        """Seconds of one optimizer step by cause."""
+        """Time of one optimizer step by cause, s."""
         stages = stages_of(self.workload.model, self.table, self.traits.split)
         times = time_parts(
             self.workload, self.table, self.layout, stages, self.constants, self.traits
@@ -145,8 +147,8 @@ class Pass:
         )
 
     def ring_host_s(self, step: Column) -> Column:
-        """Seconds by which the host's launches of rings of context parallelism exceed a step's
-        micro-batches; `step`: without them, s."""
+        """Time by which the host's launches with context-parallel rings exceed the step, s. `step`:
+        time of the step without them, s."""
         layers = self.workload.model.num_layers / self.layout.pp
         launches = layers * (
             layer_host_s(self.table, self.layout, self.constants)
@@ -157,8 +159,8 @@ class Pass:
         )
 
     def host_s(self, share: float) -> Column:
-        """Seconds of a pass in which the host packs sequences; `share`: of the layers' own launches
-        that the pass has."""
+        """Time of a pass in which the host packs sequences, s. `share`: 1 for an update, `FORWARD` for
+        a forward pass."""
         if not self.by_sequence:
             return np.zeros_like(self.layout.tp)
         layers = self.workload.model.num_layers / self.layout.pp
@@ -172,7 +174,7 @@ class Pass:
         )
 
     def memory(self) -> RankMemory:
-        """The peak of the update on the fullest rank."""
+        """Peak memory of the update on the rank with the highest peak."""
         fullest_batch = replace(self.layout, tokens=self.packed.most_tokens / self.layout.cp)
         stages = stages_of(self.workload.model, self.table, self.traits.split)
         return fullest(
@@ -182,14 +184,13 @@ class Pass:
         )
 
     def logits_bytes(self) -> Column:
-        """Bytes of the logits of the fullest micro-batch and of their log-softmax, in a forward
-        pass."""
+        """Logits of the largest micro-batch and their log-softmax in a forward pass, bytes."""
         cut = self.layout.tp if self.traits.vocab_parallel else 1.0
         logits = self.packed.most_tokens / self.layout.cp * self.workload.model.vocab_size / cut
         return np.asarray(logits * (element_bytes(self.table) + 4.0))
 
     def forward(self) -> Column:
-        """Seconds of one forward pass over all micro-batches."""
+        """Time of one forward pass over all micro-batches, s."""
         workload, table, layout, constants, traits = (
             self.workload,
             self.table,
@@ -236,10 +237,11 @@ class Pass:
 
 
 PAGEABLE_BYTES_PER_S = 2.5e9
+"""bandwidth per GPU of copies between device and pageable host memory, bytes/s (see above)"""
 TENSOR_HOST_S = 1e-3
-"""host time per tensor of a model: a conversion, a copy and a remote call, assumed"""
+"""assumed host time per tensor of a model for a conversion, a copy and a remote call, s"""
 TENSORS_PER_LAYER = 12.0
-"""of a dense layer of Llama's kind: seven matrices, two norms and biases"""
+"""tensors of a dense layer like Llama's: seven matrices, two norms and biases"""
 
 
 def refit_s(
@@ -249,7 +251,8 @@ def refit_s(
     is_split: NDArray[np.bool_],
     rollout_tp: Column,
 ) -> Column:
-    """Seconds in which the engine gets the weights of a step."""
+    """Time to transfer the updated weights to the engine, s. `is_split`: whether generation has its own
+    GPUs; `rollout_tp`: tensor-parallel degree of the engine."""
     model, cluster = workload.model, workload.cluster
     whole = ENGINE_BYTES * float(model.num_parameters)
     holders = np.where(layout.zero == 3, layout.world, layout.tp * layout.pp * layout.ep)
@@ -277,8 +280,8 @@ def copied_s(
     *,
     for_update: bool,
 ) -> Column:
-    """Seconds of a phase in which states come up from the host and go down again. `what`: words of
-    `phase_offload`."""
+    """Time of a phase to copy offloaded states to the device and back, s. `what`: values of
+    `phase_offload`; the other columns are bytes."""
     moved = np.where(what == "all", weights + gradients, 0.0)
     if for_update:
         moved = moved + np.where(what == "none", 0.0, optimizer)
