@@ -1,5 +1,5 @@
-"""`SqlStore`: the store on a database. Each method is one transaction, done by the module of its
-subject."""
+"""`SqlStore`: the store on a database. Each method is one transaction, implemented in the module for
+its subject."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ class SqlStore:
         owner: str = "",
         join: bool = False,
     ) -> StudyRecord:
-        """Stores a new study as QUEUED; a key that was used before returns its study, `join` one of
-        the same spec that has not ended."""
+        """Store a new study as QUEUED and return it. A known `idempotency_key` returns its study;
+        `join` returns an unfinished study of the same spec, if there is one."""
         with self.database.write(durable=True) as connection:
             joined = submissions.find_unfinished(connection, study, spec) if join else None
             study_id = joined or submissions.submit(connection, study, spec, idempotency_key, owner)
         return self.study(study_id)
 
     def study(self, study_id: str) -> StudyRecord:
-        """The study of this id, unique name, or unique prefix of the id."""
+        """The study with this id, name (the newest one) or unique prefix of an id."""
         with self.database.read() as connection:
             return queries.study(connection, study_id)
 
     def revision(self, study_id: str) -> Revision:
-        """The study's present revision. Much cheaper than `study`, for polling."""
+        """The study's current revision. Much cheaper than `study`, for polling."""
         with self.database.read() as connection:
             return queries.revision(connection, study_id)
 
@@ -94,72 +94,72 @@ class SqlStore:
             return queries.list_studies(connection, limit=limit, offset=offset, **filters)
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, in the
-        order in which they are started."""
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but are not leased, in the order in
+        which they will be started."""
         with self.database.read() as connection:
             return queries.claimable(
                 connection, self.database.server_now_us(connection), limit=limit
             )
 
     def waiting(self) -> list[tuple[str, str]]:
-        """Id and owner of the studies that wait for their first process, in the order in which they
-        are started: owners take turns."""
+        """Id and owner of the queued studies, in the order in which they will be started, which
+        alternates between owners."""
         with self.database.read() as connection:
-            found = queries.waiting(connection, self.database.server_now_us(connection))
-        return [(row.id, row.owner) for row in found]
+            rows = queries.waiting(connection, self.database.server_now_us(connection))
+        return [(row.id, row.owner) for row in rows]
 
     def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
-        """All trials of a study by number, or those of these numbers that there are."""
+        """The trials of a study, sorted by number; with `numbers`, only these."""
         with self.database.read() as connection:
             return queries.list_trials(connection, study_id, numbers)
 
     def events(
         self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False
     ) -> list[HistoryEvent]:
-        """History after that sequence number, in order: the first `limit` events, or with `newest`
-        the last `limit`."""
+        """Events of the history after this sequence number, in order: the first `limit` events, or
+        with `newest` the last `limit`."""
         with self.database.read() as connection:
-            key, found = queries.resolve(connection, study_id)
-            return history.read(connection, key, found, after=after, limit=limit, newest=newest)
+            key, full_id = queries.resolve(connection, study_id)
+            return history.read(connection, key, full_id, after=after, limit=limit, newest=newest)
 
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
-        """Appends an event to the history, e.g. who asked for a pause."""
+        """Append an event to the history, e.g. who requested a pause."""
         with self.database.write() as connection:
             history.append(connection, locking.find(connection, study_id).key, [(kind, data)])
 
     def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
-        """Removes a study that has ended, for good."""
+        """Permanently remove a study that has ended, and note that in the histories of `learners`."""
         with self.database.write(durable=True) as connection:
             lifecycle.delete_study(connection, study_id, learners)
 
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
-        """Takes the lease; None while somebody else holds it."""
+        """Claim the lease; None while another holder has it."""
         with self.database.write() as connection:
             return locking.claim(self.database, connection, study_id, owner, lease_s)
 
     def holder(self, study_id: str) -> Lease | None:
-        """The present lease, which may have expired; None if nobody holds one."""
+        """The current lease, which may have expired; None if there is none."""
         with self.database.read() as connection:
             return locking.holder(connection, study_id)
 
     def is_held(self, study_id: str) -> bool:
-        """Whether somebody's lease is in force, by the clock of the store."""
+        """Whether the study has a lease that has not expired, by the clock of the store."""
         with self.database.read() as connection:
             return locking.is_held(self.database, connection, study_id)
 
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
-        """The lease with a new expiry."""
+        """Renew the lease, and return it with its new expiry."""
         with self.database.write() as connection:
             return locking.renew(self.database, connection, lease, lease_s)
 
     def release(self, lease: Lease) -> None:
-        """Releases the lease."""
+        """Release the lease."""
         with self.database.write() as connection:
             locking.release(connection, lease)
 
     def keep_decision(self, lease: Lease, decision: Decision) -> None:
-        """Keeps all of a decision, or nothing. Measurements under a lease that was taken over are
-        stored as late."""
+        """Store a decision in one transaction. Under a lease that was taken over, store its
+        measurements as late reports and raise `ConflictError`."""
         with self.database.write(
             durable=decisions.must_survive_a_power_cut(decision)
         ) as connection:
@@ -171,12 +171,12 @@ class SqlStore:
         raise refused
 
     def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
-        """Notes that an attempt started by an earlier holder continues under this lease."""
+        """Store that an attempt started by an earlier holder continues under this lease."""
         with self.database.write() as connection:
             trials.adopt_attempt(connection, lease, number, attempt)
 
     def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
-        """Stores step metrics, in bulk."""
+        """Store step metrics in bulk."""
         if steps:
             with self.database.write() as connection:
                 trials.add_steps(connection, lease, steps)
@@ -189,7 +189,7 @@ class SqlStore:
             return queries.steps(connection, study_id, number, attempt)
 
     def want(self, study_id: str, wanted: Wanted, *, message: str = "") -> StudyRecord:
-        """Writes what people want of the study."""
+        """Store what users request of the study."""
         with self.database.write(durable=True) as connection:
             lifecycle.want(connection, study_id, wanted, message)
             return queries.study(connection, study_id)
@@ -205,7 +205,8 @@ class SqlStore:
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Changes the study's status, if it is one of `expect`."""
+        """Change the study's status and fields. Raises `ConflictError` if its status is not one of
+        `expect`."""
         with self.database.write(durable=True) as connection:
             lifecycle.set_status(
                 self.database,
@@ -223,14 +224,13 @@ class SqlStore:
     def best(
         self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials across all studies by the tokens per second and GPU at which they
-        stand, one for each workload and config."""
+        """Best measured trials across all studies, sorted by their standing in tokens/s per GPU, one
+        for each workload and config."""
         with self.database.read() as connection:
             return queries.best(connection, one_each=one_each, limit=limit, **filters)
 
     def known_workloads(self) -> list[KnownWorkload]:
-        """All workloads that have measurements. `best` takes the `key` of one as its filter
-        `workload`."""
+        """All workloads with measurements. Their `key` is the filter `workload` of `best`."""
         with self.database.read() as connection:
             return queries.known_workloads(connection)
 
@@ -240,69 +240,71 @@ class SqlStore:
             return queries.statistics(connection, self.database.server_now_us(connection))
 
     def ping(self) -> None:
-        """Begins and ends a write that changes nothing. Raises `StoreUnavailableError` when the
-        store cannot be written now."""
+        """Commit a write transaction that changes nothing. Raises `StoreUnavailableError` if the store
+        cannot be written."""
         with self.database.write() as connection:
             connection.execute(text("SELECT 1"))
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Stores the cost model's constants for a cluster (or GPU type) and trainer, and replaces
-        earlier ones."""
+        """Store the cost model's constants for a cluster (or GPU type) and trainer, replacing earlier
+        ones."""
         with self.database.write(durable=True) as connection:
             measured_once.save_calibration(connection, cluster, trainer, values)
 
     def calibration(self, cluster: str, trainer: str) -> dict[str, Any] | None:
-        """The constants stored under exactly these names."""
+        """The constants stored under exactly these names; None if there are none."""
         with self.database.read() as connection:
             return measured_once.calibration(connection, cluster, trainer)
 
     def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
-        """Stores a profile of a model's training, and replaces an earlier one."""
+        """Store a profile of a model's training, replacing an earlier one."""
         with self.database.write() as connection:
             measured_once.save_profile(connection, fingerprint, values)
 
     def profile(self, fingerprint: str) -> dict[str, Any] | None:
-        """The profile stored under exactly this fingerprint."""
+        """The profile stored under exactly this fingerprint; None if there is none."""
         with self.database.read() as connection:
             return measured_once.profile(connection, fingerprint)
 
     def keep_observed(self, run: ObservedRun) -> ObservedRun:
-        """Stores a run that somebody started; the same with its id."""
+        """Store a run that a user started, and return it with its id."""
         with self.database.write(durable=True) as connection:
             return replace(run, id=observed.keep(connection, run))
 
     def observed(
         self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
     ) -> list[ObservedRun]:
-        """Observed runs that match all filters, the one that was stored last first."""
+        """Observed runs that match all filters, the last stored one first."""
         with self.database.read() as connection:
             return list(observed.read(connection, limit=limit, offset=offset, **filters))
 
     def save_reference_losses(
         self, model: str, data: str, seed: int, losses: Sequence[float]
     ) -> None:
-        """Stores the losses of the fp32 reference by step; a shorter series does not replace a
-        longer one."""
+        """Store the losses of the fp32 reference by step. A shorter series does not replace a longer
+        one."""
         with self.database.write() as connection:
             measured_once.save_reference_losses(connection, model, data, seed, losses)
 
     def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
-        """The losses stored for this model (name or fingerprint), data and seed."""
+        """The losses stored for this model (name or fingerprint), data and seed; None if there are
+        none."""
         with self.database.read() as connection:
             return measured_once.find_reference_losses(connection, model, data, seed)
 
     def record_audit(
         self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None
     ) -> None:
-        """Appends a line to the audit log."""
+        """Append an event to the audit log."""
         with self.database.write() as connection:
             keep_audit(connection, actor, action, subject, data or {})
 
     def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
-        """The newest lines of the audit log, or the first ones after that number, in order."""
+        """The newest events of the audit log, or with `after` the first ones after this number, in
+        order."""
         with self.database.read() as connection:
             return read_audit(connection, after=after, limit=limit)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self.database.close()

@@ -1,20 +1,19 @@
-"""Connections and transactions: one way to read and one way to write, on SQLite and PostgreSQL
-alike.
+"""Connections and transactions, with the same interface for reads and writes on SQLite and PostgreSQL.
 
 SQLite
-    Readers      never wait: the database is in WAL mode.
+    Readers      never wait, because the database is in WAL mode.
     Durability   Committed data survives the death of any process. Transactions marked durable (submissions, ends of trials, changes of a study's
-                 status) also survive a power cut: they are forced to disk with all commits before them (`synchronous=FULL`, otherwise `NORMAL`).
-    Writers      begin with BEGIN IMMEDIATE, so that a transaction that has begun never fails for a lock. Threads of one process first queue on a
-                 lock of this module, because SQLite's own lock is unfair and polls. Transactions take milliseconds; a process that is frozen
-                 inside one keeps others from writing until it continues or dies.
+                 status) also survive a power failure: they are flushed to disk with all earlier commits (`synchronous=FULL`, otherwise `NORMAL`).
+    Writers      begin with BEGIN IMMEDIATE, so that a transaction that has begun never fails because of a lock. Threads of one process first wait for a
+                 lock of this module, because SQLite's lock is unfair and polls. Transactions take milliseconds; a process that is suspended
+                 during one blocks other writers until it continues or dies.
 
-    Main file    After a durable transaction, at most once a second, the WAL is copied into the main file, so that a plain copy of it is no empty store.
-    Read-only    A file that this user may not write, or beside which no file may be made, is opened for reading.
-    Deleted      A file that was deleted, replaced or emptied while it was open is neither read nor written any more: what is written there would be lost.
+    Main file    After a durable transaction, at most once per second, the WAL is copied into the main file, so that a plain copy of that file is not empty.
+    Read-only    A file is opened read-only if this user may not write it, or may not create files in its folder.
+    Deleted      A file that was deleted, replaced or emptied while it was open is no longer read or written, because new data would be lost.
 
-PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which serves
-as the study's lock.
+PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which locks
+the study.
 """
 
 from __future__ import annotations
@@ -41,28 +40,28 @@ from autotune.store.connection.diagnosis import diagnosed
 from autotune.store.connection.location import StoreLocation
 
 BUSY_TIMEOUT_S = 30.0
-"""Time that a writer waits for transactions of other processes, s; each takes milliseconds."""
+"""maximum time that a writer waits for transactions of other processes, s; each takes milliseconds"""
 CHECKPOINT_S = 1.0
-"""Least time between two copies of the WAL into the main file, s."""
+"""minimum interval between copies of the WAL into the main file, s"""
 CONNECT_TIMEOUT_S = 5
-"""Time to wait for a PostgreSQL server to accept a connection, s."""
+"""maximum time for a connection to a PostgreSQL server, s"""
 SILENT_SERVER = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
-"""Ends a connection on which nothing has come back for 20 s (the last in ms). Without it, a network
-that is cut blocks a write for a quarter of an hour."""
+"""connection settings that close a connection without a response for 20 s (the last value is in ms);
+otherwise an interrupted network blocks a write for 15 minutes"""
 
 
 def now_us() -> int:
-    """The present time in microseconds since 1970 UTC."""
+    """The current time in microseconds since 1970 UTC."""
     return to_us(datetime.now(UTC))
 
 
 def to_us(at: datetime) -> int:
-    """A time as microseconds since 1970 UTC, exactly; a time without a zone counts as UTC."""
+    """A time in microseconds since 1970 UTC, without rounding; a time without a zone counts as UTC."""
     delta = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
@@ -76,8 +75,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lock(connection: Connection, subject: str) -> None:
-    """Makes other writers of the subject wait until the transaction ends. Not needed on SQLite,
-    which has one writer at a time."""
+    """Block other writers of the subject until the transaction ends. No-op on SQLite, which has one
+    writer at a time."""
     if connection.dialect.name == "postgresql":
         digest = hashlib.blake2b(f"autotune {subject}".encode(), digest_size=8).digest()
         connection.execute(_LOCK, {"number": int.from_bytes(digest, "big", signed=True)})
@@ -88,7 +87,7 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 
 
 class Database:
-    """An engine with two kinds of transactions. Threads may share it; forked children may not."""
+    """An engine with read and write transactions. Threads may share it; forked processes may not."""
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
@@ -113,20 +112,20 @@ class Database:
 
     @property
     def is_memory(self) -> bool:
-        """Whether the database lives in this process alone."""
+        """Whether the database exists only in the memory of this process."""
         return self._is_memory
 
     def is_prepared(self, version: str) -> None:
-        """From here on the file is expected to exist, to be the same one, and the schema to have
-        this version."""
+        """Note the version of the prepared schema and the identity of the file; later transactions
+        check both."""
         self._version = version
         if self.location.path is not None:
             self._opened = _stat(self.location.path)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent snapshot: all reads in the block see the same state. Raises the store's
-        errors."""
+        """A consistent snapshot: all reads in the block see the same state. Raises errors of the
+        store instead of the driver's."""
         with diagnosed(self.location), self._exclusive(self._is_memory):
             self._check_file()
             with self._snapshots.connect() as connection:
@@ -134,11 +133,11 @@ class Database:
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
-        """A transaction that is committed when the block ends and rolled back when it raises.
-        Raises the store's errors.
+        """A transaction that is committed at the end of the block, or rolled back if the block raises.
+        Raises errors of the store instead of the driver's.
 
-        After `StoreUnavailableError` the caller does not know whether it was committed. Writing
-        again is safe, see `autotune.store.writes.trials`.
+        After `StoreUnavailableError` it is unknown whether the transaction was committed. Repeating
+        it is safe, see `autotune.store.writes.trials`.
         """
         with diagnosed(self.location), self._exclusive(True):
             self._check_file()
@@ -158,16 +157,16 @@ class Database:
                     self._checkpoint(connection)
 
     def _check_file(self) -> None:
-        """Raises `StoreUnavailableError` when the file is not the one that was opened."""
+        """Raise `StoreUnavailableError` if the file is not the one that was opened."""
         path = self.location.path
         if self._opened is None or path is None:
             return
-        found = _stat(path)
-        if found is None:
+        current = _stat(path)
+        if current is None:
             what = "deleted"
-        elif not os.path.samestat(found, self._opened):
+        elif not os.path.samestat(current, self._opened):
             what = "replaced"
-        elif not found.st_size:
+        elif not current.st_size:
             what = "emptied"
         else:
             return
@@ -177,17 +176,17 @@ class Database:
         )
 
     def _refuse_outdated(self, connection: Connection) -> None:
-        """Raises `StoreVersionError` when a newer release has upgraded the database since this
-        process opened it: it writes what the newer one cannot read."""
-        if self._version and (found := connection.scalar(_VERSION)) != self._version:
+        """Raise `StoreVersionError` if a newer release has upgraded the database since this process
+        opened it, because the newer release could not read what this process writes."""
+        if self._version and (version := connection.scalar(_VERSION)) != self._version:
             raise StoreVersionError(
-                f"the store {self.location} was upgraded to version {found} while this process was writing version {self._version}",
+                f"the store {self.location} was upgraded to version {version} while this process was writing version {self._version}",
                 remedy="end this process and start it again with the newer release",
             )
 
     def _checkpoint(self, connection: Connection) -> None:
-        """Copies the WAL into the main file as far as no reader needs it; what cannot be copied now
-        is copied later."""
+        """Copy the parts of the WAL that no reader uses into the main file; the rest is copied
+        later."""
         if time.monotonic() - self._checkpointed_s < CHECKPOINT_S:
             return
         self._checkpointed_s = time.monotonic()
@@ -196,6 +195,8 @@ class Database:
 
     @contextmanager
     def _exclusive(self, needed: bool) -> Iterator[None]:
+        """Hold the lock between threads on SQLite, if it is `needed`. Raises `StoreUnavailableError`
+        if it is not acquired in time."""
         if self._write_lock is None or not needed:
             yield
             return
@@ -210,8 +211,8 @@ class Database:
             self._write_lock.release()
 
     def server_now_us(self, connection: Connection) -> int:
-        """The clock for leases, in microseconds since 1970 UTC: the server's clock on PostgreSQL,
-        which machines share; this machine's on SQLite."""
+        """The time for leases, in microseconds since 1970 UTC: by the server's clock on PostgreSQL,
+        which is shared by machines, or this machine's clock on SQLite."""
         if self.is_sqlite:
             return now_us()
         return int(
@@ -221,17 +222,17 @@ class Database:
         )
 
     def close(self) -> None:
-        """Closes all connections. Idempotent."""
+        """Close all connections. Idempotent."""
         self.engine.dispose()
 
 
 def _is_read_only(path: Path) -> bool:
-    """Whether this user may not write the file, or may make no WAL beside it."""
+    """Whether this user may not write the file, or not create a WAL next to it."""
     return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Device, inode and size of the file; None where there is none."""
+    """Device, inode and size of the file; None if it does not exist."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -239,12 +240,12 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _connect(path: Path, database: Database) -> sqlite3.Connection:
-    """Opens the file, and makes it only before the store is prepared."""
+    """Open the file; create it only before the store is prepared."""
     wal = path.with_name(path.name + "-wal")
     writing = "rwc" if database._opened is None else "rw"
     mode = "ro" if database.is_read_only else writing
     if database.is_read_only and not (wal.exists() and wal.stat().st_size):
-        mode += "&immutable=1"  # without a WAL nothing else writes, and SQLite needs no file of its own beside it
+        mode += "&immutable=1"  # without a WAL there is no writer, and SQLite need not create files next to it
     uri = f"{path.as_uri()}?mode={mode}"
     return sqlite3.connect(
         uri, uri=True, check_same_thread=False, timeout=BUSY_TIMEOUT_S, isolation_level=None
@@ -289,7 +290,9 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
     def prepare(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         if not database.is_read_only:
-            cursor.execute("PRAGMA page_size=8192")  # of a new file: fits several trials on a page
+            cursor.execute(
+                "PRAGMA page_size=8192"
+            )  # for a new file, so that a page fits several trials
             if _is_ours(cursor):
                 _use_wal(cursor)
         cursor.execute("PRAGMA foreign_keys=ON")
@@ -309,15 +312,15 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
 
 
 def _is_ours(cursor: Any) -> bool:
-    """Whether it is new or a store; the database of another program is rejected later, and stays as
-    it is."""
+    """Whether the database is new or a store. One of another program must not be changed; it is
+    rejected later."""
     tables = cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return not tables or ("autotune_version",) in tables
 
 
 def _use_wal(cursor: Any) -> None:
-    """Switches to WAL mode. For this lock SQLite does not wait by itself, so that processes that
-    create one file at once have to try again."""
+    """Switch to WAL mode. SQLite does not wait for the required lock, so processes that create the
+    same file simultaneously must retry."""
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -330,7 +333,7 @@ def _use_wal(cursor: Any) -> None:
 
 
 def _limit_waits(connection: Any, _record: Any) -> None:
-    """On PostgreSQL, limits waits for locks, and ends transactions of clients that froze."""
+    """On PostgreSQL, limit waits for locks, and end transactions of suspended clients."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
         cursor.execute(

@@ -2,9 +2,9 @@
 ended. Each is a compare-and-set.
 
 A controller that did not receive an acknowledgement may repeat the write: adding the same trial
-again, or starting or closing the same attempt again, is acknowledged and changes nothing. All else
-that the present state forbids raises `ConflictError`. A trial ends once; later reports are stored
-in the history as `trial.late`.
+again, or starting or closing the same attempt again, is acknowledged and changes nothing. Any other
+write that the current state does not allow raises `ConflictError`. A trial ends once; later reports
+are stored in the history as `trial.late`.
 
 SQL statements are built once, because building them costs more than running them.
 """
@@ -91,15 +91,19 @@ _CLOSE = (
 
 
 def add(connection: Connection, lease: Lease, trial: Trial) -> None:
-    """Stores a new PENDING trial under the next number."""
+    """Store a new PENDING trial under the next number."""
     study = locking.hold(connection, lease)
     if trial.status is not TrialStatus.PENDING:
         raise ConflictError(
             f"a new trial must be PENDING, but trial {trial.number} is {trial.status}"
         )
     if 0 <= trial.number < study.num_trials:
-        asked = read_trial(lease.study, _trial(connection, study, trial.number))
-        if (asked.config, asked.seed, asked.purpose) == (trial.config, trial.seed, trial.purpose):
+        stored = read_trial(lease.study, _trial(connection, study, trial.number))
+        if (stored.config, stored.seed, stored.purpose) == (
+            trial.config,
+            trial.seed,
+            trial.purpose,
+        ):
             return
     if trial.number != study.num_trials:
         raise ConflictError(
@@ -123,7 +127,8 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
 
 
 def start_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
-    """PENDING or RUNNING -> RUNNING with the next attempt, after the one before it was closed."""
+    """Set a PENDING or RUNNING trial to RUNNING with its next attempt. The previous attempt must be
+    closed."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     if row.status == TrialStatus.RUNNING and row.attempts == attempt:
@@ -162,8 +167,8 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
-    """Notes that the running attempt continues under this lease. Raises `ConflictError` for any
-    other attempt."""
+    """Store that the running attempt continues under this lease. Raises `ConflictError` if the attempt
+    is not running."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
@@ -182,8 +187,8 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
-    """Stores the steps of each report. Raises `NotFoundError` for an attempt that was never
-    started."""
+    """Append the steps of each report to its attempt. Raises `NotFoundError` for an attempt that was
+    never started."""
     study = locking.hold(connection, lease)
     grown: dict[tuple[int, int], tuple[Row[Any], bytes]] = {}
     for report in steps:
@@ -206,7 +211,7 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
 def end_attempt(
     connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure
 ) -> None:
-    """Closes an attempt whose trial will be tried again."""
+    """Close an attempt whose trial will be retried."""
     study = locking.hold(connection, lease)
     if _attempt(connection, study, number, attempt).ended_us is not None:
         return
@@ -216,21 +221,21 @@ def end_attempt(
 
 
 def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
-    """Makes the trial terminal, with status, measurement, reward, failure and reason of `trial`; of
-    one that was terminal already it is a late report."""
+    """Make the trial terminal, with status, measurement, reward, failure and reason of `trial`. If it
+    is terminal already, store `trial` as a late report."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, trial.number)
-    asked = read_trial(lease.study, row)
-    if asked.config != trial.config:
+    stored = read_trial(lease.study, row)
+    if stored.config != trial.config:
         raise ConflictError(
-            f"trial {trial.number} of study {lease.study} has another config: {asked.config}"
+            f"trial {trial.number} of study {lease.study} has another config: {stored.config}"
         )
     if row.status not in OPEN:
         keep_late(connection, study.key, trial, f"already {row.status.lower()}", lease.fence)
         return
     _check_ending(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
-    columns = ended_columns(asked, trial, num_gpus=row.num_gpus, now=now)
+    columns = ended_columns(stored, trial, num_gpus=row.num_gpus, now=now)
     connection.execute(_END, {"of_key": row.key, **resealed(trials, row._mapping, columns)})
     if row.attempts:
         _close(connection, study, trial.number, trial.failure, now)
@@ -244,7 +249,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
 
 
 def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
-    """Cancels all open trials of a study that ends; returns the lines for its history."""
+    """Cancel all open trials of a study that ends, and return the events for its history."""
     still_open = (
         select(trials)
         .where(trials.c.study == study.key, trials.c.status.in_(OPEN))
@@ -266,7 +271,7 @@ def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Li
 
 
 def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence: int) -> None:
-    """Stores a report that came too late in the history, with its evidence."""
+    """Store a late report in the history, with its measurement. `why`: why it is late."""
     line: Mapping[str, Any] = {
         "number": trial.number,
         "why": why,
@@ -277,6 +282,7 @@ def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence:
 
 
 def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[str, Any]:
+    """Data of the event `trial.ended`. `throughput`: tokens/s per GPU."""
     line: dict[str, Any] = {
         "number": trial.number,
         "status": str(trial.status),
@@ -297,6 +303,7 @@ def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[
 def _close(
     connection: Connection, study: Row[Any], number: int, failure: Failure | None, now: int
 ) -> None:
+    """Close the open attempts of a trial."""
     text = json_text(failure.to_dict()) if failure else None
     changes = {"ended_us": now, "failure": text}
     for row in connection.execute(
@@ -306,6 +313,7 @@ def _close(
 
 
 def _trial(connection: Connection, study: Row[Any], number: int) -> Row[Any]:
+    """The row of a trial. Raises `NotFoundError`."""
     row = connection.execute(_TRIAL, {"of_study": study.key, "of_number": number}).first()
     if row is None:
         raise NotFoundError(f"study {study.id} has no trial {number}")
@@ -313,27 +321,30 @@ def _trial(connection: Connection, study: Row[Any], number: int) -> Row[Any]:
 
 
 def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int) -> Row[Any]:
-    of = {"of_study": study.key, "of_number": number, "of_attempt": attempt}
-    row = connection.execute(_ATTEMPT, of).first()
+    """The row of an attempt. Raises `NotFoundError`."""
+    parameters = {"of_study": study.key, "of_number": number, "of_attempt": attempt}
+    row = connection.execute(_ATTEMPT, parameters).first()
     if row is None:
         raise NotFoundError(f"trial {number} of study {study.id} has no attempt {attempt}")
     return row
 
 
 def _check_ending(trial: Trial, *, was_started: bool) -> None:
-    where = f"trial {trial.number} cannot be {trial.status.lower()}"
+    """Raise `ConflictError` if the trial's fields do not match its terminal status."""
+    prefix = f"trial {trial.number} cannot be {trial.status.lower()}"
     if not trial.status.is_terminal:
-        raise ConflictError(f"{where} when it ends; the last status must be terminal")
+        raise ConflictError(f"{prefix} when it ends; the last status must be terminal")
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED):
         if not trial.is_measured:
-            raise ConflictError(f"{where} without a measurement")
+            raise ConflictError(f"{prefix} without a measurement")
         if not was_started:
-            raise ConflictError(f"{where}, because it was never started")
+            raise ConflictError(f"{prefix}, because it was never started")
     if trial.status is TrialStatus.FAILED and trial.failure is None:
-        raise ConflictError(f"{where} without a failure")
+        raise ConflictError(f"{prefix} without a failure")
 
 
 def _refuse_terminal(study: Row[Any]) -> None:
+    """Raise `ConflictError` if the study has ended."""
     if study.status in locking.TERMINAL:
         raise ConflictError(
             f"a study that has ended takes no more trials, and study {study.id} is {study.status.lower()}",
