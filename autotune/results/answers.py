@@ -1,4 +1,4 @@
-"""The outcome of a study: the result, its JSON documents and exports."""
+"""The result of a study, its JSON documents and exports."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ from autotune.trainers.documents.output_options import TRIAL_DIR
 
 NO_CONTROLLER = "no controller is running; run `autotune tune SPEC` or `autotune serve` on this store to continue the study; if a service is already running, its /api/v1/health says why the study does not continue"
 PAGE = 200
-"""observed runs that are read at once where not all match"""
+"""number of observed runs read at once if they are filtered by version"""
 AGAIN_IN_PYTHON = "no controller is running; the Python call that started the study continues it"
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:
-    """What the store knows of a study, running or finished. Raises `NotFoundError`."""
+    """The result of a running or ended study, with secrets hidden. Raises `NotFoundError`."""
     record = store.study(study_id)
-    seen = result_from(hidden_record(record), hidden_trials(record, store.trials(record.id)))
-    return replace(seen, is_left=is_left(store, record))
+    result = result_from(hidden_record(record), hidden_trials(record, store.trials(record.id)))
+    return replace(result, is_left=is_left(store, record))
 
 
 def is_left(store: StudyReader, record: StudyRecord) -> bool:
-    """Whether the study waits for another controller, because its last one died."""
+    """Whether the study is to run but has no live controller, because the last one died."""
     return record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(
         store, record.id
     )
 
 
 def is_held(store: StudyReader, study_id: str) -> bool:
-    """Whether a controller holds the study and has not died, as far as can be told."""
+    """Whether a controller holds the study and is not known to have died."""
     lease = store.holder(study_id)
     return lease is not None and store.is_held(study_id) and not is_gone(lease.owner)
 
 
 def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
-    """What a study and its trials come to."""
+    """The result of a study with these trials."""
     trials = tuple(sorted(found, key=lambda trial: trial.number))
     weight = record.study.objective.stability_weight
     winner, shown = with_figures(winner_of(record, trials), at_first_level(trials, weight), weight)
@@ -120,7 +120,8 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
 
 
 def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
-    """The counts of the record, and of the trials that older releases stored for such configs."""
+    """Number of infeasible configs by reason, the most frequent first: the record's counts, and the
+    trials that older releases stored for such configs."""
     counts = Counter(
         {str(reason): int(n) for reason, n in record.result.get("infeasible", {}).items()}
     )
@@ -131,21 +132,21 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
-    """The first change of each version, file of the program and environment variable while the study
-    ran."""
+    """A note about the first change of each version, program file and environment variable during the
+    study; empty without changes."""
     changes: dict[str, str] = {}
     first: dict[str, str] = {}
     measured = [(t.number, t.measurement) for t in trials if t.measurement]
-    known = conditions([seen for _, seen in measured])
+    known = conditions([measurement for _, measurement in measured])
     for (number, _), own in zip(measured, known, strict=True):
         for name, then, now in differences(first, own):
             changes.setdefault(name, f"{name} changed from {then} to {now} before trial {number}")
         first = own | first
-    said = "; ".join(changes.values())
-    again = "`autotune tune SPEC --new` starts a new study under the current conditions"
+    changed = "; ".join(changes.values())
+    advice = "`autotune tune SPEC --new` starts a new study under the current conditions"
     return (
         [
-            f"not all trials ran under the same conditions, so their speeds may not be comparable: {said}. {again}"
+            f"not all trials ran under the same conditions, so their speeds may not be comparable: {changed}. {advice}"
         ]
         if changes
         else []
@@ -153,23 +154,24 @@ def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
 
 
 def _remarks(winner: Winner) -> list[str]:
-    """The remarks on the figures of the best config and the baseline; a remark on both is listed
-    once."""
-    found: dict[str, dict[int, None]] = {}
+    """The remarks on the measurements of the best config and the baseline; a remark on both is listed
+    once, with both trial numbers."""
+    numbers_of: dict[str, dict[int, None]] = {}
     for trial in filter(None, (winner.best, winner.baseline)):
         for remark in trial.measurement.remarks if trial.measurement else ():
-            found.setdefault(remark, {})[trial.number] = None
-    return [f"{trial_numbers(list(numbers))}: {remark}" for remark, numbers in found.items()]
+            numbers_of.setdefault(remark, {})[trial.number] = None
+    return [f"{trial_numbers(list(numbers))}: {remark}" for remark, numbers in numbers_of.items()]
 
 
 def _drawn_lengths(winner: Winner) -> list[str]:
-    """What trials on drawn lengths measured of a step, and what was told."""
+    """Notes about trials on drawn sequence lengths: which phases were measured, and which times follow
+    from the spec."""
     best = winner.best
     phases = {} if best is None or best.measurement is None else best.measurement.phases_s
     if not phases:
         return []
 
-    def said(measured: bool) -> str:
+    def phase_times(measured: bool) -> str:
         return ", ".join(
             f"{n} {format_duration(s)}"
             for n, s in phases.items()
@@ -177,17 +179,17 @@ def _drawn_lengths(winner: Winner) -> list[str]:
         )
 
     lengths = "trials ran on lengths drawn from the given distribution, the same for every config"
-    if not (told := said(False)):
-        return [f"{lengths}; a mean step has {said(True)}"]
+    if not (stated := phase_times(False)):
+        return [f"{lengths}; a mean step has {phase_times(True)}"]
     return [
-        f"trials ran only the trainer's phases. In a step, {said(True)} were measured, and {told} follow from the spec. No responses were generated, so memory figures cover only the trainer",
+        f"trials ran only the trainer's phases. In a step, {phase_times(True)} were measured, and {stated} follow from the spec. No responses were generated, so memory figures cover only the trainer",
         lengths,
     ]
 
 
 def _payback(record: StudyRecord, winner: Winner) -> list[str]:
-    """What the training that the study is for takes with the best config, with the default one, and
-    what the study took."""
+    """A note with the duration of the training run with the best config and with the baseline, and of
+    the study; empty without `train_tokens`, or before both were measured."""
     tokens, best, baseline = record.study.budget.train_tokens, winner.best, winner.baseline
     if tokens is None or best is None or baseline is None:
         return []
@@ -197,7 +199,7 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         and best.reward is not None
         and baseline.reward is not None
     ):
-        # a token may be worth less
+        # with another batch, a token may contribute less to training
         ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)
     cost = (
         f"; the study took {format_span(record.elapsed_s)}"
@@ -211,22 +213,22 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
 
 
 def chosen_config(result: Result) -> ParallelConfig | None:
-    """The config that an export launches: the best, or of a study with a target the one that ranks
-    first there; None before anything was measured."""
+    """The config that an export launches: the best, or for a study with a target the first in its
+    ranking; None before anything was measured."""
     return result.best.config if result.best is not None else first_pick(result.record)
 
 
 def exports_of(result: Result) -> list[str]:
-    """The trainers that can launch the best config as it is, without further options; the study's
-    own first."""
+    """The trainers that can launch the best config without further options; the study's trainer
+    first."""
     return [name for name in _trainers(result) if _launches(result, name, {})]
 
 
 def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
-    """{trainer, options}: how to launch the best config next: by the study's own trainer, else by
-    the first of `able` (`exports_of`). None when there is none. An option that the study's trainer
-    still needs, because its trials were only simulated, has its name in capitals as its value.
-    Where only Python can start the study's trainer, `python` is the line that does."""
+    """{trainer, options}: the suggested export of the best config: with the study's trainer, else with
+    the first of `able` (`exports_of`); None if there is none. An option that the study's trainer
+    still needs, because its trials were only simulated, has its name in capitals as its value. If
+    only Python can start the study's trainer, `python` is the line of code that does."""
 
     study = result.record.study
     if chosen_config(result) is not None and (line := python_line(study.trainer)):
@@ -241,34 +243,35 @@ def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _missing_options(result: Result) -> dict[str, str]:
-    """What the study's own trainer must be told before it can launch the best config; empty when
+    """Placeholders for the options that the study's trainer needs to launch the best config; empty if
     options do not help."""
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
-    own, told = trainer_of(study.trainer), dict[str, str]()
+    own, missing = trainer_of(study.trainer), dict[str, str]()
     names = {option.name for option in own.options}
     while True:
         try:
-            own.launch(study.workload, chosen, {**study.trainer_options, **told})
+            own.launch(study.workload, chosen, {**study.trainer_options, **missing})
         except ExportError as error:
-            if error.field not in names or error.field in told:
+            if error.field not in names or error.field in missing:
                 return {}
-            told[error.field] = error.field.upper()
+            missing[error.field] = error.field.upper()
         except (SpecError, RunnerError, MissingExtraError):
             return {}
         else:
-            return told
+            return missing
 
 
 def _trainers(result: Result) -> list[str]:
+    """All trainers, the study's first; empty without a config to launch."""
     own = result.record.study.trainer
     return sorted(trainer_names(), key=lambda name: name != own) if chosen_config(result) else []
 
 
 def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the trainer can launch the best config with these options, beside those of the study
-    where it is the study's own."""
+    """Whether the trainer can launch the best config with these options, in addition to the study's
+    options if it is the study's trainer."""
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
@@ -281,13 +284,13 @@ def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
 
 
 def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, Any]:
-    """A study as plain JSON values; `is_left`: it waits for another controller, so it is
-    `interrupted`, and its message says what continues it. `cluster` is the one that the job will run on; `at_hand`: the smaller one that runs
-    proxies of it, or null.
+    """A study as plain JSON values. `is_left`: it has no live controller, so it is `interrupted`, and
+    its message says what continues it.
 
-    `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the
-    trials that run, or of the last that ran: {trial, node, ranks, gpus}; empty where the runner
-    cannot tell. `waiting`: trials waiting for ranks, and why: {trial, reason}.
+    `cluster`: the cluster of the training job; `at_hand`: the smaller cluster that runs proxies, or
+    null. `ray`: the Ray job that runs the study, {job, url}, or null. `placed`: nodes of the ranks of
+    running trials, or of the last ones: {trial, node, ranks, gpus}; empty if the runner does not know
+    them. `waiting`: trials waiting for ranks, and why: {trial, reason}.
     """
     study, times = (
         record.study,
@@ -331,35 +334,35 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
 
 
 def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
-    """The record as today's rules judge it: of an ended study whose outcome an earlier release
-    wrote, which knew nothing of machines that are too noisy, the claim is what `best`, `status` and
-    reports say of it."""
+    """The record with speedup and noise by the rules of this release. They are recomputed for an ended
+    study that an earlier release stored without a check for noisy machines, so that they agree with
+    `best`, `status` and reports."""
     if not record.status.is_terminal or record.speedup is None or "too_noisy" in record.result:
         return record
-    found = result_of(store, record.id)
-    noisy = to_plain(found.too_noisy)
-    return replace(record, speedup=found.speedup, result={**record.result, "too_noisy": noisy})
+    result = result_of(store, record.id)
+    noisy = to_plain(result.too_noisy)
+    return replace(record, speedup=result.speedup, result={**record.result, "too_noisy": noisy})
 
 
 def studies_document(
     store: StudyReader, *, limit: int = 50, offset: int = 0, **filters: Unpack[AskedStudies]
 ) -> dict[str, Any]:
-    """Studies, newest first: {studies, next_offset}."""
-    found = store.studies(limit=limit + 1, offset=offset, **filters)
+    """Studies, newest first: {studies, next_offset}. `next_offset` is None on the last page."""
+    records = store.studies(limit=limit + 1, offset=offset, **filters)
     return {
         "studies": [
             study_document(judged_today(store, record), is_left=is_left(store, record))
-            for record in found[:limit]
+            for record in records[:limit]
         ],
-        "next_offset": offset + limit if len(found) > limit else None,
+        "next_offset": offset + limit if len(records) > limit else None,
     }
 
 
 def trial_documents(
     store: StudyReader, study_id: str, *, version: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """The trials of a study; `version`: NAME=VERSION, only those measured with all of these. Raises
-    `NotFoundError`."""
+    """The trials of a study, with secrets hidden. `version`: NAME=VERSION, only trials measured with
+    all of these. Raises `NotFoundError`."""
     asked, record = asked_versions(version), store.study(study_id)
     return [
         trial.to_dict()
@@ -371,21 +374,22 @@ def trial_documents(
 def event_documents(
     store: StudyReader, study_id: str, *, after: int = 0, limit: int = 1000
 ) -> list[dict[str, Any]]:
-    """The next events of a study after that sequence number. Raises `NotFoundError`."""
+    """The next events of a study after this sequence number, with secrets hidden. Raises
+    `NotFoundError`."""
     record = store.study(study_id)
-    found = store.events(record.id, after=after, limit=limit)
-    return [event.to_dict() for event in hidden_events(record, found)]
+    events = store.events(record.id, after=after, limit=limit)
+    return [event.to_dict() for event in hidden_events(record, events)]
 
 
 def submitted_document(record: StudyRecord) -> dict[str, Any]:
-    """{study, notes}: a study that was submitted, and what its owner should know."""
-    told = secrets_note(record.study)
-    return {"study": study_document(record), "notes": [told] if told else []}
+    """{study, notes}: a study that was submitted, with notes for its owner."""
+    note = secrets_note(record.study)
+    return {"study": study_document(record), "notes": [note] if note else []}
 
 
 def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, int] | None:
-    """{studies, owners} that are started before a study that waits; None when it does not. `line`:
-    id and owner of those that wait, in their order."""
+    """{studies, owners}: number of studies and of their owners before this one in the queue; None if
+    it is not queued. `line`: (id, owner) of the queued studies, in order."""
     ids = [study for study, _ in line]
     if study_id not in ids:
         return None
@@ -394,7 +398,7 @@ def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, 
 
 
 def waiting_words(behind: Mapping[str, int] | None) -> str:
-    """The same in words; empty for a study that does not wait."""
+    """The position in the queue as text; empty for a study that is not queued."""
     if behind is None:
         return ""
     if not behind["studies"]:
@@ -403,12 +407,12 @@ def waiting_words(behind: Mapping[str, int] | None) -> str:
 
 
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
-    """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline,
-    speedup with its interval; `configs` when `top` > 0.
+    """The result as plain JSON values: study {id, name, status, trials (count by status), ...}, best,
+    baseline, speedup with its interval; `configs` if `top` > 0.
 
-    `best`, `baseline` and `configs` are trials with their configs' figures (`config_figures`);
-    after the finals they hold the pooled measurement of `final_rounds` rounds, on which `speedup`
-    rests.
+    `best`, `baseline` and `configs` are trials with the figures of their configs (`config_figures`);
+    after the finals they have the pooled measurement of `final_rounds` rounds, from which `speedup`
+    is computed.
     """
     study = study_document(result.record, is_left=result.is_left)
     noisy = to_plain(result.too_noisy)
@@ -445,16 +449,15 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
 def past_studies(
     store: HistoryReader, *, model: str = "", runner: str = "", limit: int = 10, **filters: Any
 ) -> list[dict[str, Any]]:
-    """The best measured trials across all history: {study, best}.
+    """The best measured trials across all studies: {study, best}.
 
-    Of one model: best first, one for each config. Without a model: the best of each model and
-    cluster, the latest study first. What was only simulated is left out unless its `runner` is
-    named. `filters`: further ones of `HistoryReader.best`: cluster, trainer, num_gpus,
-    measured_after.
+    For one model: best first, one per config. Without a model: the best one per model and cluster,
+    the latest study first. Simulated trials are left out unless their `runner` is given. `filters`:
+    other filters of `HistoryReader.best`: cluster, trainer, num_gpus, measured_after.
     """
     filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
-    found = confirmed_best(store, model=model, one_each=not model, limit=limit, **filters)
-    return [{"study": study_document(record), "best": trial.to_dict()} for record, trial in found]
+    pairs = confirmed_best(store, model=model, one_each=not model, limit=limit, **filters)
+    return [{"study": study_document(record), "best": trial.to_dict()} for record, trial in pairs]
 
 
 def observed_document(
@@ -465,26 +468,26 @@ def observed_document(
     version: Sequence[str] = (),
     **filters: Unpack[AskedRuns],
 ) -> dict[str, Any]:
-    """Runs that people started themselves, the one that was kept last first: {runs, next_offset}.
-    They are no trials. `version`: NAME=VERSION, only those that were measured with all of these."""
+    """Observed runs, which users started themselves, the last stored one first: {runs, next_offset}.
+    `version`: NAME=VERSION, only runs measured with all of these."""
     if asked := asked_versions(version):
         matching = (
             run for run in _all_observed(store, filters) if has_versions(run.all_versions, asked)
         )
-        found = list(islice(matching, offset, offset + limit + 1))
+        runs = list(islice(matching, offset, offset + limit + 1))
     else:
-        found = store.observed(limit=limit + 1, offset=offset, **filters)
+        runs = store.observed(limit=limit + 1, offset=offset, **filters)
     return {
-        "runs": [run.to_dict() for run in found[:limit]],
-        "next_offset": offset + limit if len(found) > limit else None,
+        "runs": [run.to_dict() for run in runs[:limit]],
+        "next_offset": offset + limit if len(runs) > limit else None,
     }
 
 
 def _all_observed(store: ObservedStore, filters: AskedRuns) -> Iterator[ObservedRun]:
-    at = 0
-    while runs := store.observed(limit=PAGE, offset=at, **filters):
+    offset = 0
+    while runs := store.observed(limit=PAGE, offset=offset, **filters):
         yield from runs
-        at += len(runs)
+        offset += len(runs)
 
 
 def export_document(
@@ -496,8 +499,7 @@ def export_document(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
-    """`launch_document` of what the store knows of the study, with its secrets: for who owns the
-    store."""
+    """`launch_document` of a stored study, including its secrets: only for the store's owner."""
     return launch_document(
         result_of(store, study_id),
         trainer,
@@ -517,20 +519,19 @@ def launch_document(
     trial: int | None = None,
     study: Study | None = None,
 ) -> dict[str, Any]:
-    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files,
-    notes, tuned, job}. Nothing is written or started.
+    """The best config of a study as a launch of the trainer: {trainer, config, argv, env, files, notes,
+    tuned, job}. Nothing is written or started.
 
-    `trial`: the config of this trial instead; then nothing is said of how it was measured, for it
-    was not chosen. A note says if it failed or was not measured.
+    `trial`: use the config of this trial instead, without its provenance; a note says if it failed or
+    was not measured.
 
-    `study`: the study with its secrets, for its owner; without it the launch has `***` in their
+    `study`: the study with its secrets, for its owner; without it, the launch has `***` in their
     place.
 
-    `on`: the scheduler whose job starts it on its nodes (`autotune.trainers.schedulers`; default:
-    shell); `options` may hold options of that too. For the study's own trainer the options of the
-    study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been
-    measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or
-    `ExportError`.
+    `on`: the scheduler whose job starts the launch on its nodes (`autotune.trainers.schedulers`;
+    default: shell); `options` may include its options. With the study's trainer, the options of the
+    study are used unless `options` override them. Raises `NotFoundError` if nothing has been measured
+    yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or `ExportError`.
     """
     from autotune.results.provenance import in_environment_of, provenance
     from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
@@ -541,11 +542,13 @@ def launch_document(
     own = target.in_training(study.trainer_options) if target.name == study.trainer else {}
     options, job_options = split_options(starter, options)
     launch = target.launch(study.workload, config, {**own, **options})
-    is_told = "steps" in options or "steps" in study.trainer_options.get("training", {})
-    told = () if is_told else _length_notes(target, study.workload, config, {**own, **options})
+    is_length_set = "steps" in options or "steps" in study.trainer_options.get("training", {})
+    notes = (
+        () if is_length_set else _length_notes(target, study.workload, config, {**own, **options})
+    )
     if own and study.baseline is not None:
-        told = (
-            *told,
+        notes = (
+            *notes,
             *change_notes(
                 target.launch(study.workload, study.baseline, {**own, **options}), launch
             ),
@@ -553,37 +556,37 @@ def launch_document(
     if study.baseline is not None and (
         note := learning_rate_note(config, study.baseline, study.workload)
     ):
-        told = (*told, note)
+        notes = (*notes, note)
     if result.best is None and trial is None:
-        told = (prediction_note(result.record), *told)
+        notes = (prediction_note(result.record), *notes)
     elif trial is None or trial_of(result, trial).is_measured:
-        told = (*_measured_otherwise(result.record.study, target.name), *told)
+        notes = (*_measured_otherwise(result.record.study, target.name), *notes)
     if trial is not None and (unproven := _unproven(trial_of(result, trial))):
-        told = (unproven, *told)
+        notes = (unproven, *notes)
     if any(TRIAL_DIR in text for text in (*launch.argv, *launch.env.values())):
-        told = (
-            *told,
+        notes = (
+            *notes,
             "the program writes to the folder `outputs` next to launch.sh instead of {trial_dir}; set your own folder under `training` in the spec",
         )
     if silenced := [
         f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv
     ]:
-        told = (
-            *told,
+        notes = (
+            *notes,
             f"switched off, as in trials: {', '.join(silenced)}; to switch an option on again, append it: `sh launch.sh --save_strategy=steps`",
         )
     shown = trial_of(result, trial) if trial is not None else result.best
-    seen = shown.measurement if shown is not None else None
-    told = (*told, *(seen.remarks if seen else ()))
+    measurement = shown.measurement if shown is not None else None
+    notes = (*notes, *(measurement.remarks if measurement else ()))
     tuned = provenance(result) if result.best is not None and config == result.best.config else {}
-    launch = replace(launch, notes=(*launch.notes, *told), tuned=tuned)
-    launch = in_environment_of(study, launch, (seen and seen.environment) or {})
+    launch = replace(launch, notes=(*launch.notes, *notes), tuned=tuned)
+    launch = in_environment_of(study, launch, (measurement and measurement.environment) or {})
     job = job_of(starter, launch, study.workload, config, job_options)
     return {"trainer": target.name, "config": config.to_dict(), **launch.to_dict(), "job": job}
 
 
 def _exported_config(result: Result, number: int | None) -> ParallelConfig:
-    """The best config, or that of the trial. Raises `NotFoundError`."""
+    """The config of the trial `number`, or the best config. Raises `NotFoundError`."""
     if number is not None:
         trial = trial_of(result, number)
         return trial.stands_for.config if trial.stands_for is not None else trial.config
@@ -596,7 +599,7 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
 
 
 def _measured_otherwise(study: Study, trainer: str) -> list[str]:
-    """That a launch of this trainer is not what the study measured."""
+    """A note if the study measured something else than a launch of this trainer."""
     if study.runner == SIMULATED:
         return ["the speed was simulated, and may differ in a real run"]
     if trainer != study.trainer:
@@ -605,7 +608,7 @@ def _measured_otherwise(study: Study, trainer: str) -> list[str]:
 
 
 def _unproven(trial: Trial) -> str:
-    """Why nothing shows that the trial's config trains; empty where it was measured."""
+    """A note if the trial failed or was not measured; empty if it was measured."""
     if trial.failure is not None:
         return (
             f"trial {trial.number} failed ({trial.failure}), and this launch starts the same config"
@@ -616,23 +619,23 @@ def _unproven(trial: Trial) -> str:
 
 
 def trial_of(result: Result, number: int) -> Trial:
-    """The trial of that number, with its config's figures. Raises `NotFoundError`."""
-    found = next((trial for trial in result.shown if trial.number == number), None)
-    if found is None:
+    """The trial with this number and the figures of its config. Raises `NotFoundError`."""
+    trial_shown = next((trial for trial in result.shown if trial.number == number), None)
+    if trial_shown is None:
         raise NotFoundError(
             f"study {result.record.id} has no trial {number}",
             remedy=f"use a number from 0 to {len(result.trials) - 1}"
             if result.trials
             else "the study has no trials yet",
         )
-    return found
+    return trial_shown
 
 
 def _length_notes(
     target: Trainer, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """For how many steps a launch trains, in words, where its option `steps` reaches the
-    program."""
+    """A note with the number of steps that a launch runs; empty if its option `steps` has no effect on
+    the launch."""
     steps = target.checked(options).get("steps")
     if steps is None:
         return ()
@@ -647,8 +650,8 @@ def _length_notes(
 
 
 def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
-    """The first of `standings_of`, each with its `rank` and a `note`: why it does not stand above
-    one whose reward is lower; else empty."""
+    """The first `top` trials of `standings_of`, each with its `rank` and a `note` that says why it ranks
+    below one with a lower reward; else empty."""
     rows, least = list[dict[str, Any]](), math.inf
     for rank, trial in enumerate(standings_of(result)[:top], 1):
         note = result.below.get(trial.number, "")
@@ -660,5 +663,5 @@ def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
 
 
 def standings_of(result: Result) -> list[Trial]:
-    """One trial for each measured config, the winner first (`winner.standings`)."""
+    """One trial per measured config, the winner first (`winner.standings`)."""
     return standings(result.best, result.confirmed, result.shown, result.record.study)

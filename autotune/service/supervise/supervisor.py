@@ -1,13 +1,12 @@
-"""The supervisor: a thread that starts a process for each study that should run and whose lease
-nobody holds.
+"""The supervisor: a thread that starts a process for each study that should run and is not leased.
 
-Two supervisors on one store are safe: the lease decides which process gets a study, and the other
-process ends at once. Studies that outlived a killed service are safe too: they hold their leases,
-and they count toward the limit of this host.
+Several supervisors may use one store: the lease decides which process gets a study, and the other
+process ends at once. Processes that outlived a killed service keep their leases, and count toward the
+limit of this host.
 
-A study whose process dies again and again without ending a trial waits longer before each restart.
-After `MAX_CRASHES` deaths it is FAILED: its cause (too little memory, a broken installation) would
-kill every further process too.
+If a study's process dies repeatedly without ending a trial, the wait before each restart doubles.
+After `MAX_CRASHES` deaths the study is FAILED, because the cause (too little memory, a broken
+installation) would kill further processes, too.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ from autotune.study.process_id import is_beside, is_gone
 log = logging.getLogger("autotune.service")
 
 MAX_CRASHES = 8
-"""deaths of a study's process without an ended trial in between, after which the study is FAILED"""
+"""consecutive deaths of a study's process, without an ended trial, after which the study is FAILED"""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
-"""wait before a study's process is started again; doubles after each death"""
+"""first and longest wait before a study's process is restarted, s; it doubles after each death"""
 STORE_WAIT_S = 5.0
+"""wait before a restart if the store or the machine caused the end, s"""
 CHECK_S, STRAGGLE_S = 10.0, 60.0
-"""time between two checks of the running processes; longest time between the end of a study and
-that of its process"""
+"""interval between checks of running processes, and maximum time from the end of a study to that of
+its process, s"""
 HUNG_CHECKS = 30
-"""after so many checks without a renewed lease a process that still exists counts as hung. One that
-only waits for a database that it cannot write to gives up long before that (`StudyLease`, 120 s)"""
+"""number of checks without a renewed lease after which an existing process counts as hung. A process
+that waits for an unavailable database gives up long before that (`StudyLease`, 120 s)"""
 ACTIVE = (StudyStatus.RUNNING, StudyStatus.STOPPING)
 
 
@@ -52,26 +52,29 @@ class _Trouble:
     """The deaths of a study's process."""
 
     crashes: int = 0
+    """number of consecutive deaths without an ended trial"""
     code: int = 0
     """the last exit code"""
     ended_trials: int = -1
+    """number of ended trials at the last death"""
     not_before_s: float = 0.0
+    """earliest time of the next start, s"""
 
 
 @dataclass(slots=True)
 class _LeaseWatch:
-    """The lease of a study as the supervisor last saw it."""
+    """The lease of a study at the last check."""
 
     lease: Lease | None
     checks: int = 0
-    """checks since it changed"""
+    """number of checks since it changed"""
     has_changed: bool = False
-    """whether it has changed since the process was started: then the process has held it"""
+    """whether it has changed since the process was started, so that the process has held it"""
 
 
 class Supervisor:
     """Starts studies and replaces dead controllers. Other threads may call `start`, `wake`, `close`
-    and `health`; the rest runs in its own thread."""
+    and `health`; everything else runs in the supervisor's thread."""
 
     def __init__(
         self,
@@ -84,38 +87,40 @@ class Supervisor:
         grace_s: float = 30.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_studies`: how many studies may run at once on this host. `runners`: those whose
-        studies it starts; None for all."""
+        """`max_studies`: maximum number of studies that run at once on this host. `runners`: only
+        start studies of these runners; None for all."""
         self._store, self._launcher = store, launcher
         self._max, self._poll_s, self._grace_s = max_studies, poll_s, grace_s
         self._monotonic = monotonic
         self._runners = runners
         self._left: set[str] = set()
-        """studies of other runners, which it does not start"""
+        """studies of other runners, which are not started"""
         self._started: set[str] = set()
-        self._beside: frozenset[str] = frozenset()
-        """studies that run on this host without it having started them, as of its last round"""
+        """studies whose processes this supervisor started or adopted"""
+        self._foreign: frozenset[str] = frozenset()
+        """other studies that ran on this host at the last round"""
         self._orphaned: set[str] = set()
+        """studies whose lease is held by a dead process of this host"""
         self._leases: dict[str, _LeaseWatch] = {}
         self._ended: list[Ended] = []
         self._trouble: dict[str, _Trouble] = {}
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._last_round_s = self._checked_s = monotonic()
-        self._problem = self._told = ""
+        self._problem = self._logged = ""
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._last_round_s = self._monotonic()
         self._thread.start()
 
     def wake(self) -> None:
-        """Makes the thread look for work now."""
+        """Let the thread check for work now."""
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the thread, and lets the studies' processes shut down."""
+        """End the thread and shut down the studies' processes."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -123,7 +128,7 @@ class Supervisor:
         self._launcher.close(self._grace_s)
 
     def health(self) -> str:
-        """What is wrong; empty when it works."""
+        """The current problem; empty if there is none."""
         silent_s = self._monotonic() - self._last_round_s
         if silent_s > 30 + 10 * self._poll_s:
             return f"the supervisor has not checked for work for {format_span(silent_s)}"
@@ -131,20 +136,20 @@ class Supervisor:
 
     @property
     def running(self) -> frozenset[str]:
-        """Studies whose processes run on this host, as far as it has seen: those that it started or
+        """Studies whose processes run on this host, as of the last round: those that were started or
         adopted, and those that outlived an earlier service."""
-        return self._beside.union(self._started)
+        return self._foreign.union(self._started)
 
     def round(self) -> None:
-        """One round: takes note of processes that ended, then starts studies that should run, up to
-        the limit."""
+        """One round: process the ends of processes, then start studies that should run, up to the
+        limit."""
         self._ended += self._launcher.ended()
-        while self._ended:  # removed only after the store has been told, which may fail
-            self._note(self._ended[0])
+        while self._ended:  # removed only after the store was updated, which may fail
+            self._handle_end(self._ended[0])
             self._ended.pop(0)
         self._check_processes()
-        self._beside = frozenset(self._others())
-        free = self._max - len(self._started | self._beside)
+        self._foreign = frozenset(self._find_foreign())
+        free = self._max - len(self._started | self._foreign)
         if free <= 0:
             return
         now = self._monotonic()
@@ -164,8 +169,8 @@ class Supervisor:
             free -= 1
 
     def _check_processes(self) -> None:
-        """Kills processes whose studies were cancelled or ended long ago (something in them hangs)
-        and hung ones, which are then replaced."""
+        """Kill processes whose studies were cancelled or ended long ago, and hung ones, which are then
+        replaced."""
         if self._monotonic() - self._checked_s < CHECK_S:
             return
         self._checked_s = self._monotonic()
@@ -185,8 +190,8 @@ class Supervisor:
                 self._launcher.kill(study)
 
     def _is_hung(self, study: str) -> bool:
-        """Whether the process has held the lease, and for `HUNG_CHECKS` checks has neither renewed
-        it nor, after giving it back, ended."""
+        """Whether the process has held the lease, but for `HUNG_CHECKS` checks has neither renewed it
+        nor ended."""
         lease = self._store.holder(study)
         watch = self._leases.setdefault(study, _LeaseWatch(lease=None))
         if lease != watch.lease:
@@ -203,10 +208,10 @@ class Supervisor:
                     adopted = True
                 self.round()
                 self._problem = ""
-                self._tell(self._launcher.health())
+                self._log_problem(self._launcher.health())
             except (StoreError, RunnerError) as error:
                 self._problem = str(error)
-                self._tell(self._problem)
+                self._log_problem(self._problem)
             except Exception as error:  # one broken study must not stop the others
                 log.exception("unexpected error in the supervisor")
                 self._problem = f"{type(error).__name__}: {error}"
@@ -214,18 +219,18 @@ class Supervisor:
             self._wake.wait(self._poll_s)
             self._wake.clear()
 
-    def _tell(self, problem: str) -> None:
-        """Logs what is in the way of studies, and that it no longer is, when that changes."""
-        if problem != self._told:
+    def _log_problem(self, problem: str) -> None:
+        """Log a new problem, or that the problem is resolved; nothing if it is unchanged."""
+        if problem != self._logged:
             if problem:
                 log.warning("%s", problem)
             else:
                 log.info("the problem is resolved, and studies continue")
-        self._told = problem
+        self._logged = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
-        """Studies to start: first those whose lease still names a dead process of this host, then
-        those that nobody holds, in the store's order: owners take turns."""
+        """Studies to start: first those whose lease is held by a dead process of this host, then those
+        that are not leased, in the store's order."""
         first = []
         for study in sorted(self._orphaned):
             record = self._record(study)
@@ -235,12 +240,12 @@ class Supervisor:
                 self._orphaned.discard(study)
         waiting = sum(1 for t in self._trouble.values() if t.not_before_s)
         rest = self._store.claimable(limit=free + len(self._started) + waiting + len(self._left))
-        found = [*first, *(r for r in rest if r.id not in self._orphaned)]
-        return [record for record in found if not self._is_left(record)]
+        candidates = [*first, *(r for r in rest if r.id not in self._orphaned)]
+        return [record for record in candidates if not self._is_left(record)]
 
     def _is_left(self, record: StudyRecord) -> bool:
-        """Whether the study is of a runner that this service does not run; the study then says so,
-        once."""
+        """Whether this service does not run the study's runner. If so, the study's message is set once
+        to say that."""
         runner = record.study.runner
         if self._runners is None or runner in self._runners:
             return False
@@ -262,14 +267,12 @@ class Supervisor:
                 )
         return True
 
-    def _others(self) -> set[str]:
-        """Studies held by other processes of this host that this supervisor did not start. Studies
-        of dead processes go to `_orphaned`.
-
-        For those the supervisor does not wait until the lease runs out: if the clock was set back
-        meanwhile, that could take very long.
+    def _find_foreign(self) -> set[str]:
+        """Studies held by processes of this host that this supervisor did not start. Studies of dead
+        processes are added to `_orphaned`, and restarted before their lease expires, because that
+        could take very long if the clock was set back.
         """
-        found: set[str] = set()
+        foreign: set[str] = set()
         for status in ACTIVE:
             for record in self._store.studies(status=status, limit=1000):
                 if record.id in self._started or record.id in self._orphaned:
@@ -280,11 +283,12 @@ class Supervisor:
                 if is_gone(lease.owner):
                     self._orphaned.add(record.id)
                 elif self._store.is_held(record.id):
-                    # otherwise it is frozen, and its study may be claimed
-                    found.add(record.id)
-        return found
+                    # otherwise the process is suspended, and its study may be claimed
+                    foreign.add(record.id)
+        return foreign
 
-    def _note(self, ended: Ended) -> None:
+    def _handle_end(self, ended: Ended) -> None:
+        """Process the end of a study's process: decide when, or whether, it is restarted."""
         self._started.discard(ended.study)
         self._orphaned.discard(ended.study)
         self._leases.pop(ended.study, None)
@@ -303,19 +307,19 @@ class Supervisor:
             HELD,
             STORE_AWAY,
             NOT_STARTED,
-        ):  # no crash: another process holds it, or the store or the machine is at fault
+        ):  # not a crash: another process holds the study, or the store or machine is the cause
             trouble.not_before_s = self._monotonic() + (
                 FIRST_WAIT_S if ended.code == HELD else STORE_WAIT_S
             )
             return
-        done = sum(
+        ended_trials = sum(
             count
             for status, count in record.trial_counts.items()
             if status not in ("PENDING", "RUNNING")
         )
-        trouble.crashes = 1 if done > trouble.ended_trials else trouble.crashes + 1
-        trouble.ended_trials, trouble.code = done, ended.code
-        if trouble.crashes >= MAX_CRASHES:  # `round` makes it FAILED as soon as nobody holds it
+        trouble.crashes = 1 if ended_trials > trouble.ended_trials else trouble.crashes + 1
+        trouble.ended_trials, trouble.code = ended_trials, ended.code
+        if trouble.crashes >= MAX_CRASHES:  # `round` sets it to FAILED as soon as it is not leased
             self._orphaned.add(ended.study)
             return
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (trouble.crashes - 1))
@@ -329,13 +333,14 @@ class Supervisor:
         )
 
     def _record(self, study: str) -> StudyRecord | None:
-        """The study; None once it was deleted, which must not stop the others."""
+        """The study's record; None if it was deleted, which must not stop other studies."""
         try:
             return self._store.study(study)
         except NotFoundError:
             return None
 
     def _fail(self, record: StudyRecord, trouble: _Trouble) -> None:
+        """Set the status FAILED because of repeated deaths of the process."""
         how = (
             f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
         )
@@ -354,6 +359,7 @@ class Supervisor:
             log.warning("%s", error)
 
     def _cancel(self, study: str) -> None:
+        """Cancel a study whose process was stopped by a user."""
         self._trouble.pop(study, None)
         try:
             api.act(self._store, study, "cancel")
@@ -366,7 +372,6 @@ class Supervisor:
 
 
 def _is_long_over(record: StudyRecord) -> bool:
-    """Whether the study has ended, or was cancelled, longer ago than its process may take to
-    end."""
+    """Whether the study ended or was cancelled more than `STRAGGLE_S` ago."""
     over_at = record.ended_at or (record.wanted_at if record.wanted is Wanted.CANCEL else None)
     return over_at is not None and (datetime.now(UTC) - over_at).total_seconds() > STRAGGLE_S
