@@ -1,21 +1,19 @@
-"""The best config that is known for a model on a cluster, and how it is known.
+"""The best known config for a model on a cluster, with the source of the knowledge.
 
-measured     it was measured for a model and cluster of these names: with freshness, evidence, and what was not tried
-nearest      a model of nearly this shape was, on as many GPUs; its config is legal here and expected to fit (`nearest_workload`)
-cost_model   nothing near was measured: the cost model's first choice, which nobody has tried
-none         the model or the cluster is not known, or nothing fits
+measured     measured for a model and cluster with these names: with age, evidence, and the best untried config
+nearest      measured for the nearest workload on as many GPUs; the config is valid here and expected to fit
+cost_model   no near workload was measured: the first choice of the cost model, which is untried
+none         the model or the cluster is unknown, or nothing fits
 
-Order: by the tokens per second per GPU of the cluster at which they stand
-(`autotune.reward.ranking`). Where the question names an objective: by its reward among the
-measurements of one workload, the fastest one's, relative to the baseline there, so that the results
-of several studies are compared by one measure.
+Configs are sorted by their standing in tokens/s per GPU of the cluster (`autotune.reward.ranking`).
+With an objective, they are sorted by its reward among the measurements of one workload, the fastest
+one's, relative to the baseline there, so that results of several studies are comparable.
 
-The configs of the nearest workload that was measured, where the one asked for was not.
-
-`distance`: the Euclidean norm of the differences of two workloads in doublings, |log2 ratio|, of
-parameters, layers, hidden size, experts, sequence length, GPU memory and GPU peak; 1 is twice as
-large in one of them. Only clusters with as many GPUs, and as many in each NVLink domain (mostly a
-node), are compared, for a config's degrees make no sense on others, and only up to `FARTHEST`.
+`distance` of two workloads: Euclidean norm of the differences in doublings, |log2 ratio|, of
+parameters, layers, hidden size, experts, sequence length, GPU memory and GPU peak; it is 1 if one of
+them is twice as large. Only clusters with the same number of GPUs, in total and per NVLink domain
+(mostly a node), are compared, because a config's degrees do not apply to others, and only up to
+`FARTHEST`.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ from autotune.spec.study import SIMULATED
 from autotune.trainers import trainer
 
 RUNS, SHOWN_RUNS = 50, 3
-"""observed runs: the last ones that are looked at, and the fastest of them that are told"""
+"""number of last observed runs that are considered, and of the fastest of them that are shown"""
 SEQ_LEN, SEQUENCES_PER_GPU = 4096, 4
-"""what is assumed of a model of which nothing is known"""
+"""assumed sequence length and batch without a similar known workload"""
 
 
 def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str, Any]:
@@ -60,11 +58,11 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
     untried, nearest, assumed, notes}.
 
     `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps).
-    `untried`: legal and measured configs of the study's space, and the best untried one by the cost
-    model. `observed`: runs that people started themselves, the fastest first; they are no trials,
-    and none is the best. `nearest`: of which workload the configs are, its distance, and what the
-    cost model expects of the first one here. `assumed`: what the question left open. With an
-    objective the rewards are those of that objective. Raises `SpecError`.
+    `untried`: number of valid and of measured configs in the study's space, and the best untried one
+    by the cost model. `observed`: runs that users started themselves, the fastest first; they are not
+    trials and never the best. `nearest`: the workload of the configs, its distance, and the cost
+    model's estimate of the first config here. `assumed`: assumed values for what the question left
+    open. With an objective, rewards are those of the objective. Raises `SpecError`.
     """
     answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "configs": []}
     answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
@@ -80,9 +78,9 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
     answer["observed"] = _observed(store, asked)
     if not (asked.model and asked.cluster):
         names = {"model": asked.model, "cluster": asked.cluster, **asked.measured_filters}
-        found = past_studies(store, **names, limit=top)
-        if found:
-            return answer | found[0] | {"source": "measured", "configs": found}
+        studies = past_studies(store, **names, limit=top)
+        if studies:
+            return answer | studies[0] | {"source": "measured", "configs": studies}
         hint = "; specify a cluster to get a prediction" if asked.model else ""
         if not asked.runner and past_studies(store, **(names | {"runner": SIMULATED}), limit=1):
             hint += f"; simulated results are shown only with runner {SIMULATED}"
@@ -113,25 +111,27 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
 
 
 def _observed(store: BestKnownStore, asked: Asked) -> list[dict[str, Any]]:
+    """The fastest observed runs of the model on the cluster. Runs with an MFU above 1 are left out,
+    because their measurement must be wrong."""
     if not (asked.model and asked.cluster):
         return []
     runs = store.observed(
         model=asked.model, cluster=asked.cluster, trainer=asked.trainer, measured=True, limit=RUNS
     )
-    sure = [run for run in runs if run.measurement and (run.measurement.mfu or 0.0) <= 1.0]
-    sure.sort(key=lambda run: -run.measurement.median_tokens_per_s if run.measurement else 0.0)
-    return [run.to_dict() for run in sure[:SHOWN_RUNS]]
+    plausible = [run for run in runs if run.measurement and (run.measurement.mfu or 0.0) <= 1.0]
+    plausible.sort(key=lambda run: -run.measurement.median_tokens_per_s if run.measurement else 0.0)
+    return [run.to_dict() for run in plausible[:SHOWN_RUNS]]
 
 
 def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
-    """What must be said of an order by an objective."""
+    """Notes about the ranking by an objective; empty without one."""
     if asked.objective is None:
         return {}
-    w = pairs[0][0].study.workload
-    batches = ", ".join(map(str, w.global_batch_sizes))
+    workload = pairs[0][0].study.workload
+    batches = ", ".join(map(str, workload.global_batch_sizes))
     return {
         "notes": [
-            f"among measurements at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"
+            f"among measurements at {workload.seq_len:,} tokens x {batches} sequences, trainer {workload.trainer}"
         ]
     }
 
@@ -145,8 +145,8 @@ def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
 def _untried(
     store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]
 ) -> dict[str, Any] | None:
-    """What the space of the best config's study holds beside the measured configs; None when it
-    cannot be worked out any more."""
+    """Untried configs in the space of the best config's study; None if the space cannot be built any
+    more."""
 
     study = pairs[0][0].study
     try:
@@ -168,8 +168,8 @@ def _untried(
 
 
 def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, Any]]:
-    """What is asked about, with what had to be assumed. Raises `CatalogError` for names that
-    neither catalog nor history know."""
+    """The workload in question, and the assumed values. Raises `CatalogError` for names that are
+    neither in the catalog nor in the history."""
     from autotune.schema.space_models import space_for
 
     known = [k.workload for k in store.known_workloads()]
@@ -177,7 +177,9 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
     clusters: Mapping[str, ClusterSpec] = {w.cluster.name: w.cluster for w in reversed(known)}
     model = models.get(asked.model) or catalog.model(asked.model)
     cluster = clusters.get(asked.cluster) or catalog.cluster(asked.cluster)
-    trainer(asked.trainer or "native")  # an unknown name is refused, not given native's ranking
+    trainer(
+        asked.trainer or "native"
+    )  # reject an unknown name instead of using the ranking of native
     guess = Workload(
         model=model,
         cluster=cluster,
@@ -242,16 +244,16 @@ def _from_cost_model(
 
 
 FARTHEST = 2.0
-"""largest distance of a workload whose configs are handed on: four times as large in one respect"""
+"""maximum distance of a workload whose configs are used: four times as large in one respect"""
 
 
 class BestKnownStore(HistoryReader, KnowledgeStore, Protocol):
-    """What was measured, and the cost model's constants for what was not."""
+    """A store with measurements, and with the cost model's constants."""
 
 
 def distance(one: Workload, other: Workload) -> float:
-    """How far apart two workloads are, in doublings; infinite between clusters of different
-    layout."""
+    """Distance of two workloads in doublings (see above); infinite for clusters of different
+    layouts."""
     layouts = [(w.cluster.num_gpus, w.cluster.domain_gpus) for w in (one, other)]
     if layouts[0] != layouts[1]:
         return float("inf")
@@ -269,7 +271,7 @@ def _peak(gpu: GpuSpec) -> float:
 
 
 def with_open_fields_of(asked: Asked, guess: Workload, known: Workload) -> Workload:
-    """`guess` with the sequence length and batch of a known workload where the question left them
+    """`guess` with the sequence length and batch of a known workload, if the question left them
     open."""
     return replace(
         guess,
@@ -279,7 +281,7 @@ def with_open_fields_of(asked: Asked, guess: Workload, known: Workload) -> Workl
 
 
 def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | None:
-    """The config with the accumulation that this workload's batch needs; None when it is not legal
+    """The config with its accumulation adapted to this workload's batch; None if it is not valid
     here."""
 
     knobs = {
@@ -292,7 +294,8 @@ def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | Non
 def from_nearest(
     store: BestKnownStore, asked: Asked, workload: Workload, top: int
 ) -> dict[str, Any] | None:
-    """The configs of the nearest workload that are legal here and expected to fit."""
+    """The answer with configs of the nearest workload that are valid here and expected to fit; None if
+    there are none up to the distance `FARTHEST`."""
 
     near = sorted(
         ((distance(k.workload, workload), k) for k in store.known_workloads()),
@@ -334,23 +337,23 @@ def from_nearest(
 
 
 MOST_CONFIGS = 1000
-"""measured configs of one workload that are looked at"""
+"""maximum number of measured configs of one workload that are considered"""
 
 
 def measured_configs(
     store: HistoryReader, asked: Asked, **names: Any
 ) -> list[tuple[StudyRecord, Trial]]:
-    """All measured configs of that model and cluster (or workload), best first."""
+    """All measured configs of the model and cluster (or workload) in `names`, best first."""
     without = "" if asked.runner else SIMULATED
     filters = {"limit": MOST_CONFIGS, "without_runner": without, **asked.measured_filters, **names}
-    found = confirmed_best(store, **filters)
-    return _by_objective(found, asked.objective) if found and asked.objective is not None else found
+    pairs = confirmed_best(store, **filters)
+    return _by_objective(pairs, asked.objective) if pairs and asked.objective is not None else pairs
 
 
 def _by_objective(
     pairs: list[tuple[StudyRecord, Trial]], objective: Objective
 ) -> list[tuple[StudyRecord, Trial]]:
-    """The measurements of the first one's workload with their rewards under that objective, best
+    """The measurements of the first pair's workload with their rewards by this objective, best
     first."""
 
     study = pairs[0][0].study
@@ -372,8 +375,8 @@ def _by_objective(
 
 
 def evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
-    """{trials, configs, studies, last_at, age_s, spread}: how much was measured, how long ago, and
-    how steady the best config's steps were."""
+    """{trials, configs, studies, last_at, age_s, spread}: number of measurements, their age, and the
+    spread of the best config's step times."""
     studies = {record.id: record for record, _ in pairs}
     ends = [trial.ended_at for _, trial in pairs if trial.ended_at is not None]
     best = pairs[0][1].measurement
