@@ -80,6 +80,8 @@ class Read:
         assert _missing(self.text, [draft.text]) == []
         assert set(self.asked) <= set(draft.fill_in)
         assert not set(self.settled) & set(draft.fill_in)
+        is_marked = "space.precision" not in draft.fill_in or "# fill in: precision" in draft.text
+        assert is_marked, "the spec itself must say that its precision is a placeholder"
         if self.study:
             study = loaded(draft, folder)
             assert {path: _attribute(study, path) for path in self.study} == self.study

@@ -57,7 +57,7 @@ def test_the_sizes_of_the_call(
 def test_a_vocabulary_that_is_computed_is_asked_for(tmp_path: Path) -> None:
     model, text = model_of(tmp_path, f"model = LlamaForCausalLM({llama(vocab='len(tokenizer)')})")
     assert {name: model[name] for name in SHAPE} == SHAPE
-    assert "# line 8; fill in: vocab_size" in text
+    assert "# fill in: vocab_size; line 8" in text
 
 
 @pytest.mark.parametrize(

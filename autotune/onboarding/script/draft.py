@@ -119,7 +119,7 @@ def script_draft(
     if found.required or _tunes_nothing(found):
         fill_in.append("trainer.argv")
     fill_in += unsaid
-    if _formats_without_switch(found) or _is_format_unknown(found):
+    if _is_precision_open(found):
         fill_in.append("space.precision")
     if no_baseline_reason:
         fill_in.append("baseline")
@@ -419,7 +419,14 @@ def _one_config(today: LaunchToday) -> str:
 def _space_entry(today: LaunchToday) -> Entry:
     space, why = _space(today), _one_config(today)
     is_choice = len(space.get("micro_batch_size", ())) > 1
-    return Entry(key="space", value=space, comment=why if is_choice else "")
+    comments = ["fill in: precision"] if _is_precision_open(today.found) else []
+    comments += [why] if is_choice and why else []
+    return Entry(key="space", value=space, comment="; ".join(comments))
+
+
+def _is_precision_open(found: OptionMatches) -> bool:
+    """Whether the space's precision is a placeholder."""
+    return bool(_formats_without_switch(found)) or _is_format_unknown(found)
 
 
 def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
@@ -510,6 +517,8 @@ def _baseline(today: LaunchToday) -> Entry:
     values |= {knob: words[0] for knob in _WITH_WORDS if (words := found.values(knob))}
     values |= {"zero_stage": template.stages[0]} if template else {}
     comment = "as launched" if found.script.started else "the script's defaults"
+    if _is_precision_open(found):
+        comment = f"fill in: precision; else {comment}"
     if today.is_elsewhere:
         comment += f", on {number_of(today.ranks_of_trials, 'rank')} instead of {today.ranks}"
     text = baseline_text({**values, **found.fixed, **values})
@@ -543,9 +552,9 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     current_values = {each.last: each.present for each in found.script.options}
     if named is None and (built := built_model(found.script.code.own, current_values)):
         fields, line = built
-        lacks = "; fill in: vocab_size" if fields["vocab_size"] is None else ""
+        lacks = "fill in: vocab_size; " if fields["vocab_size"] is None else ""
         value = fields | {"vocab_size": fields["vocab_size"] or VOCAB_SIZE}
-        return Entry(key="model", value=value, comment=f"line {line}{lacks}")
+        return Entry(key="model", value=value, comment=f"{lacks}line {line}")
     shape = {target: found.count(target) for target in SHAPE}
     shape_options = [found.used[target].option for target in SHAPE if target in found.used]
     is_default = found.script.held_elsewhere and not any(each.given for each in shape_options)
