@@ -308,7 +308,7 @@ def test_waiting_has_an_end(client_of: Any) -> None:
     with (
         Script(running) as script,
         client_of(script.url) as client,
-        pytest.raises(ServiceError, match="still RUNNING"),
+        pytest.raises(ServiceError, match="still running"),
     ):
         client.wait("x", timeout_s=0.05, poll_s=0.01)
 

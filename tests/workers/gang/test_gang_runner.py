@@ -142,7 +142,7 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
             PATIENT,
             Patience(),
             FailureKind.INVALID,
-            "16 ranks do not fit on 1 nodes with 8 ranks each",
+            "16 ranks do not fit on 1 node with 8 ranks each",
             id="more than the cluster that is described",
         ),
         pytest.param(
