@@ -78,8 +78,8 @@ class AutotuneCallback:
             "cluster": cluster,
             "store": store,
         }
-        self._awaits_batch: Any = None
-        """the trainer whose review waits for the length of the first batch"""
+        self._awaits_batch = False
+        """whether the review waits for the length of the first batch"""
         self._training: Any = None
         self._review: Any = None
         self._began: datetime | None = None
@@ -142,7 +142,7 @@ class AutotuneCallback:
         from autotune.observing import advice
         from autotune.observing.objects import training_of
 
-        self._review, self._awaits_batch, self._training = None, None, None
+        self._review, self._awaits_batch, self._training = None, False, None
         self._began, self._ended_s = datetime.now(UTC), 0.0
         self._times, self._count, self._every = [], 0, 1
         self._batches, self._tokens = 0, 0
@@ -151,7 +151,7 @@ class AutotuneCallback:
         try:
             self._training = training_of(trainer, **given)
             if waits and (self._training.seq_len is None or self._training.is_length_assumed):
-                self._awaits_batch = trainer
+                self._awaits_batch = True
             else:
                 self._review = advice.announced(self._training, **self._where)
         except Exception as error:
@@ -170,8 +170,8 @@ class AutotuneCallback:
             tokens = tokens_of_batch(batch)
             if tokens is not None:
                 self._batches, self._tokens = self._batches + 1, self._tokens + tokens
-            if self._awaits_batch is not None:
-                self._awaits_batch = None
+            if self._awaits_batch:
+                self._awaits_batch = False
                 self._training = self._with_seen_length()
                 self._review = advice.announced(self._training, **self._where)
         except Exception as error:

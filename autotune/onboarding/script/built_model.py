@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.onboarding.script.syntax import Text, called_name, is_none, is_plain, keywords_of
-from autotune.onboarding.script.written_arguments import loads_a_model
+from autotune.onboarding.script.written_arguments import DECODER_CLASSES, loads_a_model
 from autotune.spec.hugging_face.defaults import SIZE_KEYS
 from autotune.spec.hugging_face.reading import family_of_class, fields_of
 
@@ -51,7 +51,7 @@ def built_model(text: Text, options: Mapping[str, Any]) -> tuple[dict[str, Any],
 def _builds_a_model(call: ast.Call) -> bool:
     """Whether the call constructs a decoder."""
     name = called_name(call)
-    return name == "from_config" or name.endswith(("ForCausalLM", "LMHeadModel"))
+    return name == "from_config" or name.endswith(DECODER_CLASSES)
 
 
 def _class(call: ast.Call) -> str:

@@ -52,6 +52,8 @@ from autotune.trainers.command.overriding import UnclearPlaceError, find
 from autotune.trainers.post_training.adapters import targets_of
 
 MODEL = "model_name_or_path"
+DECODER_CLASSES = ("ForCausalLM", "LMHeadModel")
+"""endings of the names of transformers' decoder classes"""
 _OTHER_TRAININGS = frozenset({
     "FastLanguageModel", "PeftModel", "AdaLoraConfig", "IA3Config", "LoHaConfig", "LoKrConfig", "PrefixTuningConfig", "PromptTuningConfig", "VeraConfig", "use_dora", "load_in_8bit",
 })  # fmt: skip
@@ -372,7 +374,7 @@ def loads_a_model(call: ast.Call) -> bool:
     decoder class."""
     if called_name(call) != "from_pretrained" or not isinstance(call.func, ast.Attribute):
         return False
-    return ast.unparse(call.func.value).endswith(("ForCausalLM", "LMHeadModel"))
+    return ast.unparse(call.func.value).endswith(DECODER_CLASSES)
 
 
 def loaded_model(text: Text) -> tuple[str, int] | None:
