@@ -257,12 +257,14 @@ def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 def _fsdp_config(value: Any, base: Path) -> Any:
     """`fsdp_config` of TrainingArguments as a mapping, from a mapping, JSON text or a file; or else
-    the value itself."""
-    if not isinstance(value, str):
+    the value itself. Its keys may begin with `fsdp_`, which transformers strips."""
+    if isinstance(value, str):
+        is_json = value.lstrip().startswith("{")
+        text = value if is_json else text_in(base / value) or ""
+        value = document_of("fsdp_config.json", text) or value
+    if not isinstance(value, Mapping):
         return value
-    is_json = value.lstrip().startswith("{")
-    text = value if is_json else text_in(base / value) or ""
-    return document_of("fsdp_config.json", text) or value
+    return {str(key).removeprefix("fsdp_"): setting for key, setting in value.items()}
 
 
 _FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}

@@ -203,6 +203,7 @@ Trainer(model=model, args=args, train_dataset=data).train()
     [
         ("--fsdp True", '{"reshard_after_forward": true}', 3, ""),
         ("--fsdp True", '{"reshard_after_forward": false}', 2, ""),
+        ("--fsdp True", '{"fsdp_reshard_after_forward": false}', 2, ""),
         ("--fsdp full_shard", '{"cpu_offload": true}', 3, "fsdp_config.cpu_offload"),
         ("--fsdp 'full_shard auto_wrap offload'", "{}", 3, "fsdp=full_shard auto_wrap offload"),
     ],
