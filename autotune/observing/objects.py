@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.slurm.allocation import number
+from autotune.spec.texts.fsdp import STAGE_KEYS, fsdp_of, stage_of
 
 _PRECISIONS = (
     ("bf16", "bf16"),
@@ -21,7 +22,6 @@ _PRECISIONS = (
     ("32", "fp32"),
     ("no", "fp32"),
 )
-_ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "seq_len")
 """attributes with the tokens per sequence, in the arguments of fine-tuning libraries"""
 _MESH = {"dp": "dp", "data": "dp", "fsdp": "dp", "replicate": "dp", "shard": "dp", "tp": "tp", "tensor": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp"}  # fmt: skip
@@ -115,20 +115,10 @@ def _of_transformers(trainer: Any) -> dict[str, Any]:
     recomputes = any(getattr(args, name, False) for name in switches)
     knobs["recompute"] = "full" if recomputes else "none"
     knobs["compile"] = bool(args.torch_compile)
-    words = (
-        [str(getattr(word, "value", word)) for word in args.fsdp or ()]
-        if not isinstance(args.fsdp, bool | str)
-        else str(args.fsdp).split()
-    )
-    stages = [_ZERO[word] for word in words if word in _ZERO]
-    if args.fsdp is True:  # from transformers 5 on, where the strategy is in `fsdp_config`
-        settings = args.fsdp_config or {}
-        stages = [2 if settings.get("reshard_after_forward") is False else 3]
-        if settings.get("activation_checkpointing"):
-            knobs["recompute"] = "full"
     deepspeed = getattr(args, "deepspeed", None)
-    if stages:
-        knobs["zero_stage"] = stages[0]
+    if sharded := fsdp_of(args.fsdp, args.fsdp_config):
+        knobs["zero_stage"] = sharded.zero_stage
+        knobs |= {"recompute": "full"} if sharded.recomputes else {}
     elif isinstance(deepspeed, Mapping):
         knobs["zero_stage"] = int((deepspeed.get("zero_optimization") or {}).get("stage", 0))
     return {
@@ -159,10 +149,10 @@ def _of_lightning(trainer: Any, model: Any) -> dict[str, Any]:
 def _of_accelerate(accelerator: Any, model: Any) -> dict[str, Any]:
     models, loaders = list(accelerator._models), list(accelerator._dataloaders)
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    stage = str(getattr(plugin, "sharding_strategy", "") or "").rpartition(".")[2].lower()
     knobs: dict[str, Any] = {"precision": _precision_named(str(accelerator.mixed_precision))}
-    if stage in _ZERO:
-        knobs["zero_stage"] = _ZERO[stage]
+    stages = (stage_of(getattr(plugin, key, None)) for key in STAGE_KEYS)
+    if (stage := next((stage for stage in stages if stage is not None), None)) is not None:
+        knobs["zero_stage"] = stage
     return {
         "trainer": "accelerate",
         "model": model if model is not None else next(iter(models), None),

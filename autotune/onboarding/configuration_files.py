@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
 from autotune.spec.checks import nearest_file
+from autotune.spec.texts.fsdp import STAGE_KEYS, fsdp_of
 from autotune.spec.texts.json_text import read_json
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.accelerate.read import PRECISIONS
 from autotune.trainers.documents.shell_words import command_of, commands_of
-from autotune.trainers.hf_trainer.read import weights_on_host
 from autotune.trainers.launch_files import MANIFEST, SCRIPT, digest_of
 from autotune.trainers.present_configuration import (
     DOCUMENTS,
@@ -244,31 +244,21 @@ def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
             **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found},
         }
     section = _fsdp_config(settings.get("fsdp_config"), base)
-    fsdp_words = f"{settings.get('fsdp') or ''} {section or ''}".lower()
-    if fsdp_words.strip() or dist_config.get("name") == "fsdp2":
-        is_gathered = isinstance(section, Mapping) and section.get("reshard_after_forward") is False
-        recomputes = isinstance(section, Mapping) and section.get("activation_checkpointing") in ON
-        return {
-            "zero_stage": 2 if is_gathered or "shard_grad_op" in fsdp_words else 3,
-            **({"recompute": "full"} if recomputes else {}),
-        }
+    is_on = bool(section) or dist_config.get("name") == "fsdp2"
+    if sharded := fsdp_of(settings.get("fsdp") or is_on, section):
+        recomputes = {"recompute": "full"} if sharded.recomputes else {}
+        return {"zero_stage": sharded.zero_stage, **recomputes}
     return {"zero_stage": 1 if settings.get("use_distributed_optimizer") in ON else 0}
 
 
 def _fsdp_config(value: Any, base: Path) -> Any:
     """`fsdp_config` of TrainingArguments as a mapping, from a mapping, JSON text or a file; or else
-    the value itself. Its keys may begin with `fsdp_`, which transformers strips."""
+    the value itself."""
     if isinstance(value, str):
         is_json = value.lstrip().startswith("{")
         text = value if is_json else text_in(base / value) or ""
         value = document_of("fsdp_config.json", text) or value
-    if not isinstance(value, Mapping):
-        return value
-    return {str(key).removeprefix("fsdp_"): setting for key, setting in value.items()}
-
-
-_FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
-"""ZeRO stages of accelerate's --fsdp_sharding_strategy; any other strategy is stage 3"""
+    return value
 
 
 def _settings(started: Started) -> dict[str, Any]:
@@ -303,8 +293,9 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
         if started.option("offload_optimizer_device") in _HOST:
             knobs["offload"] = "optimizer"
         if any(option.name == "use_fsdp" for option in started.options):
-            strategy = started.option("fsdp_sharding_strategy").upper()
-            knobs["zero_stage"] = _FSDP_STAGES.get(strategy, 3)
+            options = {key: started.option(f"fsdp_{key}") for key in STAGE_KEYS}
+            if sharded := fsdp_of(True, options):
+                knobs["zero_stage"] = sharded.zero_stage
     if str(settings.get("use_liger_kernel", "")) in map(str, ON):
         knobs["loss"] = "fused"
     if str(settings.get("adam_offload", "")) in map(str, ON):
@@ -384,7 +375,8 @@ def offloaded_weights(started: Started, base: Path) -> str:
         return "offload_param"
     if any(each in ON for each in by_fsdp):
         return "fsdp_offload_params"
-    return weights_on_host(settings.get("fsdp"), _fsdp_config(settings.get("fsdp_config"), base))
+    sharded = fsdp_of(settings.get("fsdp"), _fsdp_config(settings.get("fsdp_config"), base))
+    return sharded.weights_on_host if sharded else ""
 
 
 MAY_SHARD = ", which needs the most memory; add the file, because its stage decides the memory"

@@ -46,8 +46,8 @@ from autotune.onboarding.script.written_arguments import (
     loads_a_model,
     written_adapters,
 )
+from autotune.spec.texts.fsdp import STAGE_KEYS, fsdp_of, stage_of
 from autotune.spec.texts.usual_names import WORDS, target_of
-from autotune.trainers.hf_trainer.read import weights_on_host
 
 _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
@@ -107,8 +107,8 @@ def _offloads(call: ast.Call) -> bool:
     given, name = keywords_of(call), called_name(call)
     if name == "CPUOffload":
         return literal_or_none(given.get("offload_params", ast.Constant(value=False))) is not False
-    of_trainer = (literal_or_none(given.get(key)) for key in ("fsdp", "fsdp_config"))
-    return name == "CPUOffloadPolicy" or bool(weights_on_host(*of_trainer))
+    sharded = fsdp_of(*(literal_or_none(given.get(key)) for key in ("fsdp", "fsdp_config")))
+    return name == "CPUOffloadPolicy" or (sharded is not None and bool(sharded.weights_on_host))
 
 
 def _counts_tokens(name: str) -> bool:
@@ -612,13 +612,10 @@ def _knobs_set_by(node: ast.AST) -> dict[str, Any]:
 
 
 def _knobs_set_by_call(call: ast.Call, name: str, given: Mapping[str, ast.expr]) -> dict[str, Any]:
-    if isinstance(fsdp_config := literal_or_none(given.get("fsdp_config")), dict):
-        recomputes = fsdp_config.get("activation_checkpointing") is True
-        keeps_weights = fsdp_config.get("reshard_after_forward") is False
-        return {
-            **({"recompute": "full"} if recomputes else {}),
-            **({"zero_stage": 2} if keeps_weights else {}),
-        }
+    fsdp, fsdp_config = (literal_or_none(given.get(key)) for key in ("fsdp", "fsdp_config"))
+    if sharded := fsdp_of(fsdp or isinstance(fsdp_config, dict), fsdp_config):
+        recomputes = {"recompute": "full"} if sharded.recomputes else {}
+        return recomputes | ({"zero_stage": sharded.zero_stage} if sharded.zero_stage != 3 else {})
     if name in _RECOMPUTES:
         return {"recompute": "full"}
     if name == "set_float32_matmul_precision":
@@ -639,8 +636,5 @@ def _recomputes_4_bits(call: ast.Call) -> bool:
 def _stage(call: ast.Call) -> int:
     """The ZeRO stage equivalent to a call of torch's FSDP; 0 if it does not shard."""
     given = keywords_of(call)
-    strategy = ast.unparse(given["sharding_strategy"]) if "sharding_strategy" in given else ""
-    if strategy.endswith("NO_SHARD"):
-        return 0
-    is_gathered = literal_or_none(given.get("reshard_after_forward")) is False
-    return 2 if is_gathered or strategy.endswith(("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")) else 3
+    texts = (ast.unparse(given[key]) for key in STAGE_KEYS if key in given)
+    return next((stage for text in texts if (stage := stage_of(text)) is not None), 3)

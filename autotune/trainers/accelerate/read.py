@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.trainers.documents.fsdp_section import read_fsdp_section
 from autotune.trainers.documents.program_arguments import exported_program, own_program
 from autotune.trainers.present_configuration import (
     KeyReader,
@@ -31,18 +32,6 @@ KINDS = {
 }
 PRECISIONS = {"no": "fp32", False: "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 """ours; YAML reads a bare `no` as false"""
-STRATEGIES = {
-    "FULL_SHARD": 3,
-    1: 3,
-    "1": 3,
-    "SHARD_GRAD_OP": 2,
-    2: 2,
-    "2": 2,
-    "NO_SHARD": 0,
-    3: 0,
-    "3": 0,
-}
-"""ZeRO stage of FSDP1's `fsdp_sharding_strategy`, by name or number"""
 
 
 def read(present: PresentConfiguration) -> Reading:
@@ -105,16 +94,5 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
     kind = keys.word("distributed_type", KINDS) or "NO"
     if kind == "DEEPSPEED":
         return keys.count("deepspeed_config.zero_stage") or 0, False
-    if kind != "FSDP":
-        return 0, False
-    recompute = keys.is_on("fsdp_config.fsdp_activation_checkpointing")
-    keys.drop("fsdp_config.fsdp_version", "fsdp_config.fsdp_transformer_layer_cls_to_wrap")
-    reshards = keys.find("fsdp_config.fsdp_reshard_after_forward")
-    if reshards in STRATEGIES and not isinstance(
-        reshards, bool
-    ):  # FSDP1 has the strategy under this key since accelerate 1.6
-        return keys.word("fsdp_config.fsdp_reshard_after_forward", STRATEGIES), recompute
-    if (strategy := keys.word("fsdp_config.fsdp_sharding_strategy", STRATEGIES)) is not None:
-        keys.drop("fsdp_config.fsdp_reshard_after_forward")
-        return strategy, recompute
-    return 2 if keys.flag("fsdp_config.fsdp_reshard_after_forward") is False else 3, recompute
+    sharded = read_fsdp_section(keys, kind == "FSDP")
+    return (sharded.zero_stage, sharded.recomputes) if sharded else (0, False)

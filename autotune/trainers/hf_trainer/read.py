@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.trainers.documents.fsdp_section import read_fsdp_section
 from autotune.trainers.documents.program_arguments import exported_program
 from autotune.trainers.present_configuration import (
     KeyReader,
@@ -120,22 +121,8 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         keys.remarks.append(
             f"deepspeed={given!r} contains the ZeRO stage, but was not imported; import this file too"
         )
-    shards = keys.find("fsdp")
+    sharded = read_fsdp_section(keys, keys.find("fsdp"))
     keys.drop("fsdp")
-    if not shards:
+    if sharded is None:
         return 0, recompute
-    inner = keys.is_on("fsdp_config.activation_checkpointing")
-    keys.drop("fsdp_config.version", "fsdp_config.transformer_layer_cls_to_wrap")
-    gathered = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in str(
-        shards
-    )
-    return 2 if gathered else 3, recompute or inner
-
-
-def weights_on_host(fsdp: Any, fsdp_config: Any) -> str:
-    """The setting of `fsdp` and `fsdp_config` that keeps weights on the host; empty if neither
-    does."""
-    if fsdp and "offload" in str(fsdp).lower():
-        return f"fsdp={fsdp}"
-    is_on = isinstance(fsdp_config, Mapping) and fsdp_config.get("cpu_offload") in (True, "true")
-    return "fsdp_config.cpu_offload" if fsdp and is_on else ""
+    return sharded.zero_stage, recompute or sharded.recomputes

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.spec.texts.fsdp import stage_of
 from autotune.trainers.documents.program_arguments import exported_program, own_program, program_of
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.present_configuration import (
@@ -38,7 +39,6 @@ STAGES = {
     **{f"deepspeed_stage_{stage}{tail}": stage for stage in (1, 2, 3) for tail in ("", "_offload")},
 }
 """ZeRO stage of the strategies that are named by a word"""
-STAGE_OF = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3}
 WRITTEN_ANEW = (
     "accelerator", "num_nodes", "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary",
     "use_distributed_sampler",
@@ -135,8 +135,8 @@ def _read_strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
     inner = "trainer.strategy.init_args"
     if kind == "FSDPStrategy":
         recompute = bool(keys.find(f"{inner}.activation_checkpointing_policy"))
-        found = keys.word(f"{inner}.sharding_strategy", STAGE_OF)
-        return 3 if found is None else found, {"tp": 1}, recompute
+        stage = stage_of(keys.text(f"{inner}.sharding_strategy"))
+        return 3 if stage is None else stage, {"tp": 1}, recompute
     if kind == "ModelParallelStrategy":
         degrees = {
             "tp": keys.count(f"{inner}.tensor_parallel_size"),

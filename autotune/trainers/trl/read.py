@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.trainers.documents.fsdp_section import read_fsdp_section
 from autotune.trainers.post_training.adapters import read_adapters
 from autotune.trainers.post_training.programs import program_of
 from autotune.trainers.post_training.trainer import whole_nodes
@@ -62,7 +63,7 @@ def with_ranks(found: Reading, ranks_of_cluster: int | None) -> Reading:
 
 def read(keys: KeyReader) -> Reading:
     """GRPOConfig."""
-    keys.drop("use_cpu", *(f"fsdp_config.{key}" for key in ("version", "auto_wrap_policy", "transformer_layer_cls_to_wrap")))  # fmt: skip
+    keys.drop("use_cpu", "fsdp_config.auto_wrap_policy")
     launched = read_launched(keys)
     processes = keys.count("num_processes") or launched.ranks  # those of all machines
     machines = keys.positive("num_machines")
@@ -115,11 +116,9 @@ def _precision(keys: KeyReader) -> str:
 
 def _zero_stage(keys: KeyReader, launched: int) -> int:
     """ZeRO by GRPOConfig's own `fsdp`, else as Accelerate is told."""
-    shards, gathers = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
+    sharded = read_fsdp_section(keys, keys.find("fsdp"))
     keys.drop("fsdp")
-    if not shards:
-        return launched
-    return 2 if gathers is False or "grad_op" in str(shards) else 3
+    return sharded.zero_stage if sharded else launched
 
 
 def _algorithm(keys: KeyReader) -> str:
