@@ -856,6 +856,7 @@ def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
         ("--use_deepspeed --deepspeed_config_file conf/ds.conf", {"conf/ds.conf": '{"zero_optimization": {"stage": 2}}'}, 2),
         ("--use_deepspeed --deepspeed_config_file conf/stage3_no_offloading.conf", {}, 3),
         ("--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP", {}, 2),
+        ("--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward false", {}, 2),
         ("--use_fsdp", {}, 3),
         ("--multi_gpu", {}, 0),
     ],

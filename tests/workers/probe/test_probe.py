@@ -16,6 +16,7 @@ import pytest
 
 from autotune.detect import usable_cores
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off
+from autotune_workers.process.failure.flight_recorder import variables
 from tests.matrix import sampled
 from tests.shortcuts import file_with
 from tests.workers.probe.watching import LIMIT_S, PROGRAMS, Watched, python, torchrun, watched
@@ -352,6 +353,17 @@ def test_a_torch_without_the_hooks_is_left_alone(tmp_path: Path) -> None:
     seen = watched([sys.executable, "-c", "import torch; print(torch.__version__)"], cwd=tmp_path)
     assert (seen.code, seen.text.strip()) == (0, "0")
     assert len(seen.of("trouble")) == 1
+
+
+@pytest.mark.parametrize(("version", "count"), [("2.8.1", "2000"), ("2.13.0+cu130", None)])
+def test_torch_gets_the_recorders_variables_by_the_names_it_knows(
+    tmp_path: Path, version: str, count: str | None
+) -> None:
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")
+    look = "import os, torch; print([os.environ.get(f'TORCH_{name}_BUFFER_SIZE') for name in ('NCCL_TRACE', 'FR')])"
+    recorder = variables(str(tmp_path), {})
+    seen = watched([sys.executable, "-c", look], cwd=tmp_path, env=recorder)
+    assert seen.text.strip() == str([count, "2000"])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,22 @@ if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
     from .channel import Channel
 
 
+_RENAMED = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "TORCH_FR_DUMP_TEMP_FILE",
+}
+"""variables of NCCL's flight recorder: names before and from torch 2.9 on"""
+
+
+def drop_old_names(torch_version: str) -> None:
+    """Unsets the old names that the launch set beside the new ones: from torch 2.9 on, every rank
+    warns of each."""
+    if [int(part) for part in torch_version.split(".")[:2]] >= [2, 9]:
+        for old, new in _RENAMED.items():
+            if new in os.environ and os.environ.get(old) == os.environ[new]:
+                del os.environ[old]
+
+
 class _Finder:
     def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
@@ -67,6 +83,7 @@ def watch(reports: Channel) -> None:
         try:
             from . import training, written_files
 
+            drop_old_names(str(torch.__version__))
             written_files.watch_writer(torch, "save", position=1, keyword="f")
             watching.append(training.watch(torch, reports))
             time_saving(torch, "save")
