@@ -72,6 +72,7 @@ def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
     [
         ("rl.algorithm", "reinforce", "rl.algorithm", "grpo"),
         ("rl.prompts", None, "rl.prompts", "required"),
+        ("rl.response_lengths", None, "rl.response_lengths", "required"),
         ("rollout.tokens_per_s_per_gpu", -5, "rollout.tokens_per_s_per_gpu", "greater than 0"),
         ("rl.mini_batch_prompts", 24, "rl.mini_batch_prompts", "must divide prompts"),
         ("rl.response_lengths", {"mean": 900, "file": "x.txt"}, "rl.response_lengths", "one way"),
@@ -135,6 +136,30 @@ def test_a_reference_that_dpo_does_not_have_costs_nothing() -> None:
         rl = {**asked["rl"], **({} if said is None else {"reference": said})}
         found = present(parse_study({**asked, "rl": rl}).workload.rl)
         assert found.reference is expected
+
+
+def test_the_pairs_of_dpo_follow_from_the_workload() -> None:
+    asked = spec(rl={"algorithm": "dpo"}, trainer={"kind": "command", "argv": ["train.py"]})
+    del asked["rollout"]
+    asked["workload"] = {"seq_len": 1024, "global_batch_size": 128}
+    rl = present(parse_study(asked).workload.rl)
+    assert (rl.prompts, rl.responses, rl.mini_batch, rl.reference) == (64, 2, 128, True)
+    assert rl.tokens == 128 * 1024
+    assert any("fill seq_len" in words for words in rl.assumed)
+    asked["rl"] |= {"prompt_lengths": 200}
+    rl = present(parse_study(asked).workload.rl)
+    assert (rl.prompt_lengths.mean, rl.response_lengths.mean, rl.longest) == (200, 824, 1024)
+    asked["rl"] |= {"response_lengths": {"mean": 300, "max": 800}, "prompts": 64}
+    assert present(parse_study(asked).workload.rl).response_lengths.mean == pytest.approx(300, 0.01)
+
+
+@pytest.mark.parametrize("batch", [127, [64, 128]])
+def test_pairs_need_a_batch_of_whole_pairs(batch: Any) -> None:
+    asked = spec(rl={"algorithm": "dpo"}, workload={"seq_len": 1024, "global_batch_size": batch})
+    del asked["rollout"]
+    with pytest.raises(SpecError, match="the sequences of a pair") as caught:
+        parse_study(asked)
+    assert caught.value.field == "workload.global_batch_size"
 
 
 def test_an_engine_without_a_share_of_memory_is_an_assumption() -> None:

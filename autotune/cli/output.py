@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from shutil import get_terminal_size
@@ -224,6 +224,18 @@ def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
 def note(text: str) -> None:
     """Prints a line for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def note_changes() -> Callable[[str], None]:
+    """A function like `note` that prints a line only if it differs from the line before."""
+    printed: list[str] = []
+
+    def note_if_new(text: str) -> None:
+        if printed[-1:] != [text]:
+            printed.append(text)
+            note(text)
+
+    return note_if_new
 
 
 def report_error(error: Exception, *, as_json: bool) -> int:

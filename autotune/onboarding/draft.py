@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -130,6 +130,26 @@ class Entry:
     """elements of a list, each on its own line"""
     below: tuple[str, ...] = ()
     """comment lines below the entry"""
+
+    def with_texts(self, changed: Callable[[str], Any]) -> Entry:
+        """The entry with `changed(text)` for each text of its values, parts and items. Comments of
+        changed items no longer explain what the text was taken for."""
+        items = tuple(
+            item
+            if (value := changed(item.value)) == item.value
+            else replace(item, value=value, comment=item.comment.partition(", taken as")[0])
+            for item in self.items
+        )
+        parts = tuple(part.with_texts(changed) for part in self.parts)
+        return replace(self, value=_with_texts(self.value, changed), items=items, parts=parts)
+
+
+def _with_texts(value: Any, changed: Callable[[str], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_texts(each, changed) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(each, changed) for each in value]
+    return changed(value) if isinstance(value, str) else value
 
 
 def time_limits() -> Entry:

@@ -65,7 +65,7 @@ def completed(
     """(the spec with the user's values; missing values; sentences on unknown values that are
     assumed to be at their limit)."""
     document = _with_user_values(found, user_values)
-    generates = "rl" in document and not found.is_spec
+    generates = "rollout" in document and not found.is_spec
     answered: tuple[str, ...] = ()
     if log is not None and generates:
         changed, answered = answered_by_log(document, log)

@@ -511,7 +511,7 @@ def _post_training(
             )
         found = post_training_of(
             asked.rl, asked.rollout, trainer=trainer_name, model=model, cluster=cluster, base=base,
-            critic=lambda name: _model(name, base, None),
+            critic=lambda name: _model(name, base, None), seq_len=step.seq_len, batch=batch,
         )  # fmt: skip
         if batch is not None and batch != found.mini_batch:
             raise SpecError(

@@ -111,7 +111,10 @@ class PostTrainingDocument(Document, defer_build=True):
     algorithm: Literal["grpo", "dapo", "ppo", "dpo"] = Field(
         description="ppo has a critic, grpo and dapo have none, and dpo generates no responses"
     )
-    prompts: Count = Field(description="prompts per step")
+    prompts: Count | None = Field(
+        default=None,
+        description="prompts per step; default for dpo: global_batch_size divided by responses",
+    )
     responses: Count | None = Field(
         default=None, description="responses per prompt; default: 2 for dpo, otherwise 1"
     )
@@ -122,8 +125,13 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="prompts per optimizer step, instead of mini_batches"
     )
     epochs: Count = Field(default=1, description="passes over a step's responses")
-    prompt_lengths: AskedLengths = Field(description="prompt lengths in tokens")
-    response_lengths: AskedLengths = Field(description="response lengths in tokens")
+    prompt_lengths: AskedLengths | None = Field(
+        default=None, description="prompt lengths in tokens; default for dpo: none"
+    )
+    response_lengths: AskedLengths | None = Field(
+        default=None,
+        description="response lengths in tokens; default for dpo: seq_len, without the prompt",
+    )
     same_prompt: Fraction = Field(
         default=0.3,
         description="share of the variance of response lengths that lies between prompts",
@@ -246,13 +254,15 @@ def post_training_of(
     cluster: ClusterSpec,
     critic: Callable[[str], ModelSpec],
     base: Path | None,
+    seq_len: int,
+    batch: Any,
 ) -> PostTraining:
-    """The post-training that a spec asks for. `critic` looks up its model by name. Raises `SpecError` with the field."""
+    """The post-training that a spec asks for. `critic` looks up its model by name; `seq_len` and
+    `batch` are those of the workload. Raises `SpecError` with the field."""
     engine, balance, padded = USUAL.get(trainer, ANY)
     placement, gpus, staleness = _placement(asked, cluster)
-    prompts = lengths_of(asked.prompt_lengths, "rl.prompt_lengths", base, "prompt")
-    responses = lengths_of(asked.response_lengths, "rl.response_lengths", base, "response")
     count = asked.responses or (2 if asked.algorithm == "dpo" else 1)
+    num_prompts, prompts, responses = _prompts_and_lengths(asked, count, base, seq_len, batch)
     generates = asked.algorithm != "dpo"
     if rollout is not None and not generates:
         raise SpecError(
@@ -275,14 +285,14 @@ def post_training_of(
             remedy="omit `critic`, or use ppo",
             field="rl.critic",
         )
-    tokens = asked.prompts * count * responses.mean
+    tokens = num_prompts * count * responses.mean
     log = None if rollout is None or rollout.log is None else _log(rollout.log, "rollout.log", base)
     told = None if rollout is None else _rollout(rollout, tokens, cluster, gpus, log)
     return PostTraining(
         algorithm=asked.algorithm,
-        prompts=asked.prompts,
+        prompts=num_prompts,
         responses=count,
-        mini_batches=_mini_batches(asked),
+        mini_batches=_mini_batches(asked, num_prompts),
         epochs=asked.epochs,
         prompt_lengths=prompts,
         response_lengths=responses,
@@ -309,6 +319,34 @@ def post_training_of(
         whole_experts=asked.whole_experts,
         padded=padded if asked.padded is None else asked.padded,
     )
+
+
+def _prompts_and_lengths(
+    asked: PostTrainingDocument, count: int, base: Path | None, seq_len: int, batch: Any
+) -> tuple[int, Lengths, Lengths]:
+    """(prompts per step, their lengths, lengths of responses). For dpo, which trains on existing
+    sequences, missing ones follow from the workload; other algorithms must have them."""
+    for name in ("prompts", "prompt_lengths", "response_lengths"):
+        if getattr(asked, name) is None and asked.algorithm != "dpo":
+            raise SpecError("this key is required, but is missing", field=f"rl.{name}")
+    num_prompts = asked.prompts
+    if num_prompts is None:
+        if not isinstance(batch, int) or batch % count:
+            raise SpecError(
+                f"without `prompts`, global_batch_size must be one multiple of {count}, the sequences of a pair, but is {batch!r}",
+                remedy="set workload.global_batch_size to the sequences per optimizer step, or set rl.prompts",
+                field="workload.global_batch_size",
+            )
+        num_prompts = batch // count
+    prompts = lengths_of(asked.prompt_lengths or 0.0, "rl.prompt_lengths", base, "prompt")
+    if asked.response_lengths is not None:
+        field = "rl.response_lengths"
+        return num_prompts, prompts, lengths_of(asked.response_lengths, field, base, "response")
+    whole = Lengths(
+        values=(max(seq_len - prompts.longest, 1.0),),
+        assumed="assumed to fill seq_len, because rl.response_lengths is not set",
+    )
+    return num_prompts, prompts, whole
 
 
 def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None) -> PostTraining:
@@ -471,7 +509,7 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     return word, generating, float(staleness or 0.0)
 
 
-def _mini_batches(asked: PostTrainingDocument) -> int:
+def _mini_batches(asked: PostTrainingDocument, prompts: int) -> int:
     if asked.mini_batch_prompts is None:
         return asked.mini_batches or 1
     if asked.mini_batches is not None:
@@ -480,12 +518,12 @@ def _mini_batches(asked: PostTrainingDocument) -> int:
             remedy="omit one of them",
             field="rl.mini_batch_prompts",
         )
-    if asked.prompts % asked.mini_batch_prompts:
+    if prompts % asked.mini_batch_prompts:
         raise SpecError(
-            f"mini_batch_prompts must divide prompts, but mini_batch_prompts={asked.mini_batch_prompts} and prompts={asked.prompts}",
+            f"mini_batch_prompts must divide prompts, but mini_batch_prompts={asked.mini_batch_prompts} and prompts={prompts}",
             field="rl.mini_batch_prompts",
         )
-    return asked.prompts // asked.mini_batch_prompts
+    return prompts // asked.mini_batch_prompts
 
 
 def _rollout(

@@ -175,9 +175,21 @@ READ = {
             (AXOLOTL, {"liger_fused_linear_cross_entropy": False}, None),
         )
     },
-    "beyond plain training: dpo": beyond(
-        "dpo", "the reference model and the other sequence of each pair (stage: dpo)"
-    ),
+    "beyond plain training: kto": beyond("kto", "the reference model (stage: kto)"),
+    **{
+        f"pairs of sequences: {stage}, {changes}": settings(
+            {**FACTORY, "stage": stage, "per_device_train_batch_size": 2, **changes},
+            document={"rl": rl, "space/micro_batch_size": [2, 4, 8, 16]},
+            words=("per_device_train_batch_size={micro_batch_size // 2}",),
+            unsaid=("a step is predicted without",),
+            study={"baseline.micro_batch_size": 4, "workload.rl.reference": "reference" not in rl},
+        )
+        for stage, changes, rl in (
+            ("dpo", {}, {"algorithm": "dpo"}),
+            ("dpo", {"pref_loss": "sigmoid"}, {"algorithm": "dpo"}),
+            ("dpo", {"pref_loss": "simpo"}, {"algorithm": "dpo", "reference": False}),
+        )
+    },
     "beyond plain training: rm": beyond("rm", "the other sequence of each pair (stage: rm)"),
     "beyond plain training: new": beyond(
         "new", "the work that this method adds to plain training (stage: new)"

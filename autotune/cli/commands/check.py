@@ -16,6 +16,7 @@ from autotune.cli.output import (
     consoles,
     emit,
     note,
+    note_changes,
     note_probe_off,
     note_stand_ins,
     read_study,
@@ -70,7 +71,7 @@ def check(
         if not json:
             _print_launch(prepared)
         found = api.run_check(
-            prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note
+            prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note_changes()
         )
     verdict = api.check_verdict(found)
     if json:

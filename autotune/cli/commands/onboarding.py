@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, emit, note, or_print
+from autotune.cli.output import JsonOption, emit, note, note_changes, or_print
 from autotune.cli.quantities import sequence_tokens
 from autotune.errors import AutotuneError, SpecError
 
@@ -167,7 +167,11 @@ def _watched(
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
         watched = watch_launch(
-            request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted())
+            request,
+            runner,
+            on_line=note,
+            on_wait=note_changes(),
+            interrupted=lambda: bool(interrupted()),
         )
     seen = check_trained(watched)
     draft = seen_draft(

@@ -253,7 +253,8 @@ def _fullest_phase(
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
     """Bytes of a reference model's weights on a rank, partitioned like the policy's: in 16 bits, or in
-    fp32 for the native loop."""
+    fp32 for the native loop and for transformers' Trainer with fp32 weights, whose type it has (trl,
+    `DPOTrainer`)."""
     layout, traits = layout_of(workload, table), loop_traits(workload)
     stages = stages_of(workload.model, table, traits.split)
     most = np.maximum.reduce([stages.first, stages.middle, stages.last])
@@ -262,7 +263,8 @@ def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
     edges = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
     shards = np.where(layout.zero == 3, layout.shard_group.size, 1.0)
     expert_shards = np.where(layout.zero == 3, layout.expert_shard_group.size, 1.0)
-    size = 4.0 if workload.trainer == "native" else 2.0
+    is_fp32 = workload.loop == "hf_trainer" and not workload.pure_bf16
+    size = 4.0 if workload.trainer == "native" or is_fp32 else 2.0
     return np.asarray(size * ((most * dense + edges) / shards + most * experts / expert_shards))
 
 

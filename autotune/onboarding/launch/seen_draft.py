@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import AutotuneError, SpecError
-from autotune.onboarding.draft import Draft, Entry, Item, around, baseline_text
+from autotune.onboarding.draft import Draft, Entry, around, baseline_text
 from autotune.onboarding.script.adapters import NEEDS_LESS, NEEDS_MORE, NOT_COUNTED, ON_HOST
 from autotune.onboarding.script.argv import FILL_IN
 from autotune.onboarding.script.draft import NOT_PRINTED
@@ -342,7 +342,9 @@ def seen_draft(
     length, trainer = before.get("seq_len"), spec.at("trainer")
     is_known = run.seq_len and _LENGTH not in (*draft.fill_in, *fill_in)
     if trainer and is_known and not _is_same_length(length, run.seq_len or 0):
-        with_fixed_length = _rewritten(trainer, {"{seq_len}": str(length)})
+        with_fixed_length = trainer.with_texts(
+            lambda text: _filled_in(text, {"{seq_len}": str(length)})
+        )
         if with_fixed_length != trainer:
             notes.append(
                 f"the length option stays {length}, because it seems to be a maximum, which trials must not change"
@@ -500,7 +502,11 @@ def _as_seen(draft: Draft, run: SeenLaunch, meant: Mapping[str, str], *, batch: 
         words = {**words, knob: corrected_words}
     draft = draft.edited("trainer.values", value=words)
     trainer = draft.at("trainer")
-    return draft if trainer is None else draft.put("trainer", _rewritten(trainer, meant))
+    return (
+        draft
+        if trainer is None
+        else draft.put("trainer", trainer.with_texts(lambda text: _filled_in(text, meant)))
+    )
 
 
 def _space(
@@ -544,32 +550,8 @@ def _space(
     return space
 
 
-def _rewritten(entry: Entry, placeholders: Mapping[str, str]) -> Entry:
-    """The trainer section with placeholders replaced in all its texts."""
-    if not placeholders:
-        return entry
-    items = tuple(_rewritten_item(item, placeholders) for item in entry.items)
-    parts = tuple(_rewritten(part, placeholders) for part in entry.parts)
-    return replace(entry, value=_filled_in(entry.value, placeholders), items=items, parts=parts)
-
-
-def _rewritten_item(item: Item, placeholders: Mapping[str, str]) -> Item:
-    """The item with placeholders replaced, and without the part of its comment that explains
-    them."""
-    value = _filled_in(item.value, placeholders)
-    if value == item.value:
-        return item
-    return replace(item, value=value, comment=item.comment.partition(", taken as")[0])
-
-
-def _filled_in(value: Any, placeholders: Mapping[str, str]) -> Any:
-    """The value with placeholders replaced; a text that is only a placeholder becomes an int."""
-    if isinstance(value, Mapping):
-        return {key: _filled_in(each, placeholders) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_filled_in(each, placeholders) for each in value]
-    if not isinstance(value, str):
-        return value
+def _filled_in(value: str, placeholders: Mapping[str, str]) -> str | int:
+    """The text with placeholders replaced; a text that is only a placeholder becomes an int."""
     for placeholder, text in placeholders.items():
         if value == placeholder and text.isdecimal():
             return int(text)

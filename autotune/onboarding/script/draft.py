@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from autotune.onboarding.draft import (
     named_cluster,
     stated,
 )
+from autotune.onboarding.pairs import as_pairs
 from autotune.onboarding.script.adapters import (
     NEEDS_LESS,
     NOT_COUNTED,
@@ -60,7 +62,7 @@ from autotune.onboarding.script.argv import (
 )
 from autotune.onboarding.script.built_model import built_model
 from autotune.onboarding.script.code import UNDER_CONDITION
-from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD
+from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD, PREFERENCE
 from autotune.onboarding.script.option_matches import (
     BATCH,
     DEGREES,
@@ -129,7 +131,7 @@ def script_draft(
         _parser_note(found),
         *_variable_notes(found),
         *_launch_notes(script, source),
-        *_unpredicted_notes(script),
+        *frozen(script),
     ]
     # sharded weights are kept in fp32
     if "zero_stage=" not in str(baseline.value):
@@ -187,7 +189,7 @@ def script_draft(
         "Next, fill in what the comments ask for, then run `autotune check` (five real steps) and `autotune tune`.",
     )
     where, limits, runner = place.entries
-    return Draft(
+    draft = Draft(
         heading=heading,
         entries=filled(
             Entry(key="name", value=file_name(source.name)),
@@ -207,6 +209,17 @@ def script_draft(
             for target, meaning in found.used.items()
         },
     )
+    imports = script.code.imports  # empty for a program of the library
+    if script.beyond == PREFERENCE and ("trl" in imports or not imports):
+        paired = as_pairs(draft, has_reference=_has_reference(script), source=PREFERENCE)
+        if paired is not None:
+            return paired
+    return replace(draft, notes=(*draft.notes, *_unpredicted_notes(script)))
+
+
+def _has_reference(script: Script) -> bool:
+    """Whether the reference model of trl's DPOConfig runs in each step."""
+    return not any(o.last == "precompute_ref_log_probs" and o.present for o in script.options)
 
 
 def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:
@@ -451,7 +464,7 @@ def _workload(today: LaunchToday) -> tuple[Entry, tuple[str, ...]]:
             unfused_attention=is_unfused(script),
         ),
     }
-    length_source = f"seq_len: {found.where('seq_len')}"
+    length_source = f"seq_len: {found.where('seq_len') or 'a default of the program'}"
     missing = [
         name
         for name, is_known in (("seq_len", seq_len), ("global_batch_size", not is_open))
@@ -656,13 +669,11 @@ _OF_TRAINING = re.compile(r"^(train|run|finetune)_|_(train|trainer|trl)$")
 
 
 def _unpredicted_notes(script: Script) -> Iterator[str]:
-    """Notes on parts of the training that predictions leave out, and on frozen weights."""
+    """Notes on parts of the training that predictions leave out."""
     if script.beyond:
         yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of a step"
-
     elif (method := _OF_TRAINING.sub("", Path(script.name).stem.lower())) in BEYOND_BY_METHOD:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, judging by the name {Path(script.name).name}"
-    yield from frozen(script)
 
 
 def _planned_adapters(script: Script) -> Mapping[str, Any]:

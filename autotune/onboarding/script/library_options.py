@@ -43,7 +43,14 @@ _TRL_ARGUMENTS = tuple(
 TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("SFTConfig", (*_TRL_ARGUMENTS, ("max_length", "int", 1024), ("packing", "flag", False))),
     ("GRPOConfig", _TRL_ARGUMENTS),
-    ("DPOConfig", (*_TRL_ARGUMENTS, ("max_length", "int", 1024))),
+    (
+        "DPOConfig",
+        (
+            *_TRL_ARGUMENTS,
+            ("max_length", "int", 1024),
+            ("precompute_ref_log_probs", "flag", False),
+        ),
+    ),
     ("TrainingArguments", TRAINING_ARGUMENTS),
 )
 """(end of the class's name, its options); trl's classes derive from `TrainingArguments` with other
@@ -72,9 +79,11 @@ LORA_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
 """options for the rank of adapters"""
 FOUR_BIT_SWITCHES = ("q_lora", "qlora", "use_qlora", "load_in_4bit", "use_4bit")
 """options that keep the frozen weights in 4 bits"""
+PREFERENCE = "DPOConfig"
+"""class of arguments of a training on pairs of sequences"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
-    "DPOConfig": "the reference model and the second sequence of each pair",
+    PREFERENCE: "the reference model and the second sequence of each pair",
 }
 """work of a step with these classes that plans of a plain training do not include"""
 _PAIR = "the other sequence of each pair"

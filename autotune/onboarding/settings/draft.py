@@ -23,6 +23,7 @@ from autotune.onboarding.draft import (
     stated,
 )
 from autotune.onboarding.launch.launch_script import Argument
+from autotune.onboarding.pairs import HAS_REFERENCE, as_pairs
 from autotune.onboarding.script.adapters import (
     ALL_TRAINED,
     EIGHT_BITS,
@@ -161,7 +162,7 @@ def settings_draft(
         Entry(key="metrics", value=dict(program.metrics), comment="from the program's log"),
     )
     where, limits, runner = place.entries
-    return Draft(
+    draft = Draft(
         heading=(
             f"A first spec, written by `autotune init` from {settings.source.name} ({program.name} settings). Nothing was run.",
         ),
@@ -179,6 +180,11 @@ def settings_draft(
         fill_in=(*(() if match else ("model",)), *place.fill_in),
         notes=tuple(_notes(settings)),
     )
+    for key, name in _methods(settings):
+        if name in HAS_REFERENCE:
+            source = f"{key}: {document[key]}"
+            return as_pairs(draft, has_reference=HAS_REFERENCE[name], source=source) or draft
+    return draft
 
 
 _WHERE = "where the program runs, relative to this file; change it if paths in the settings start elsewhere"
@@ -225,10 +231,8 @@ def _notes(settings: Settings) -> Iterator[str]:
         yield of_unknown_optimizer(optimizer)
     if _is_as_loaded(program, document):
         yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {optimizer}, planned as bf16"
-    for key, plain in program.methods.items():
-        method = str(document.get(key) or "").lower()
-        if method and method not in (*plain, "false"):
-            name = key if method == "true" else method
+    for key, name in _methods(settings):
+        if name not in HAS_REFERENCE:
             extra_work = BEYOND_BY_METHOD.get(
                 name, "the work that this method adds to plain training"
             )
@@ -241,6 +245,17 @@ def _notes(settings: Settings) -> Iterator[str]:
             yield f"{NOT_COUNTED}{key}, {ALL_TRAINED}"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
         yield f"{NOT_COUNTED}{EIGHT_BITS}"
+
+
+def _methods(settings: Settings) -> Iterator[tuple[str, str]]:
+    """(key, name) of each training method other than plain training."""
+    document = settings.document
+    for key, plain in settings.program.methods.items():
+        method = str(document.get(key) or "").lower()
+        if method and method not in (*plain, "false"):
+            method = key if method == "true" else method
+            loss = str(document.get("pref_loss") or method).lower()
+            yield key, loss if method == "dpo" and loss in HAS_REFERENCE else method
 
 
 def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -> bool:

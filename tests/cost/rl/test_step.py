@@ -144,6 +144,28 @@ def test_dpo_generates_nothing_and_sft_updates_alone() -> None:
     assert sft["step"] == sft["update"]
 
 
+@pytest.mark.parametrize(("pure_bf16", "weight_bytes"), [(False, 4.0), (True, 2.0)])
+def test_a_reference_model_has_the_type_of_the_policy_in_transformers_trainer(
+    pure_bf16: bool, weight_bytes: float
+) -> None:
+    rl = step(
+        algorithm="dpo", rollout=None, responses=2, mini_batches=1, micro_batch_tokens=0,
+        prompt_lengths=Lengths(values=(0.0,)), response_lengths=Lengths(values=(512.0,)), engine="fsdp",
+    )  # fmt: skip
+    plain = replace(workload(rl), trainer="command", loop="hf_trainer", pure_bf16=pure_bf16)
+    config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=64)
+    used = [
+        float(
+            estimate(
+                replace(plain, rl=replace(rl, reference=is_there)), config
+            ).memory_parts_bytes.weights
+        )
+        for is_there in (True, False)
+    ]
+    expected = weight_bytes * plain.model.num_parameters
+    assert used[0] - used[1] == pytest.approx(expected, rel=0.02)
+
+
 def test_sides_of_a_split_wait_and_those_of_async_do_not() -> None:
     rl = step(placement="split", rollout_gpus=8)
     split = phases(rl, nodes=2)
