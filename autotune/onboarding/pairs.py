@@ -12,7 +12,10 @@ from dataclasses import replace
 
 from autotune.onboarding.draft import Draft, Entry
 
-HAS_REFERENCE = {"dpo": True, "ipo": True, "orpo": False, "simpo": False, "cpo": False}
+HAS_REFERENCE = {
+    **dict.fromkeys(("dpo", "ipo"), True),
+    **dict.fromkeys(("orpo", "simpo", "cpo", "rm", "reward_model"), False),
+}
 """methods that train on pairs: whether a reference model scores them"""
 PAIR = 2
 """sequences of a pair"""

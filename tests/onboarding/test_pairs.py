@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.onboarding.drafting import argv, drafted, loaded
 
 MODEL = '{"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 1024}'
@@ -41,6 +43,23 @@ def test_a_sample_of_dpo_is_two_sequences_and_a_reference_model_runs_beside_them
 def test_log_probabilities_computed_before_need_no_reference_model(tmp_path: Path) -> None:
     draft = drafted(tmp_path, files(f"{ARGUMENTS}, precompute_ref_log_probs=True"))
     assert draft.document["rl"] == {"algorithm": "dpo", "reference": False}
+
+
+@pytest.mark.parametrize("kind", ["RewardConfig", "ORPOConfig", "CPOConfig"])
+def test_other_trainings_on_pairs_have_no_reference_model(kind: str, tmp_path: Path) -> None:
+    text = files()["dpo.py"].replace("DPOConfig", kind)
+    draft = drafted(tmp_path, {**files(), "dpo.py": text})
+    assert draft.document["rl"] == {"algorithm": "dpo", "reference": False}
+    assert draft.document["workload"]["global_batch_size"] == 128
+
+
+@pytest.mark.parametrize("kind", ["KTOConfig", "RLOOConfig"])
+def test_trainings_without_pairs_say_what_is_not_predicted(kind: str, tmp_path: Path) -> None:
+    text = files()["dpo.py"].replace("DPOConfig", kind)
+    draft = drafted(tmp_path, {**files(), "dpo.py": text})
+    assert "rl" not in draft.document
+    assert draft.document["workload"]["global_batch_size"] == 64
+    assert [note for note in draft.notes if "predicted without" in note and kind in note]
 
 
 def test_options_of_a_command_get_samples_too(tmp_path: Path) -> None:

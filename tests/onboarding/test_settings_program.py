@@ -188,9 +188,9 @@ READ = {
             ("dpo", {}, {"algorithm": "dpo"}),
             ("dpo", {"pref_loss": "sigmoid"}, {"algorithm": "dpo"}),
             ("dpo", {"pref_loss": "simpo"}, {"algorithm": "dpo", "reference": False}),
+            ("rm", {}, {"algorithm": "dpo", "reference": False}),
         )
     },
-    "beyond plain training: rm": beyond("rm", "the other sequence of each pair (stage: rm)"),
     "beyond plain training: new": beyond(
         "new", "the work that this method adds to plain training (stage: new)"
     ),

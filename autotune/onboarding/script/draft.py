@@ -62,7 +62,7 @@ from autotune.onboarding.script.argv import (
 )
 from autotune.onboarding.script.built_model import built_model
 from autotune.onboarding.script.code import UNDER_CONDITION
-from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD, PREFERENCE
+from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD, OF_PAIRS
 from autotune.onboarding.script.option_matches import (
     BATCH,
     DEGREES,
@@ -210,16 +210,17 @@ def script_draft(
         },
     )
     imports = script.code.imports  # empty for a program of the library
-    if script.beyond == PREFERENCE and ("trl" in imports or not imports):
-        paired = as_pairs(draft, has_reference=_has_reference(script), source=PREFERENCE)
+    if script.beyond in OF_PAIRS and ("trl" in imports or not imports):
+        paired = as_pairs(draft, has_reference=_has_reference(script), source=script.beyond)
         if paired is not None:
             return paired
     return replace(draft, notes=(*draft.notes, *_unpredicted_notes(script)))
 
 
 def _has_reference(script: Script) -> bool:
-    """Whether the reference model of trl's DPOConfig runs in each step."""
-    return not any(o.last == "precompute_ref_log_probs" and o.present for o in script.options)
+    """Whether the reference model of a training on pairs runs in each step."""
+    is_before = any(o.last == "precompute_ref_log_probs" and o.present for o in script.options)
+    return OF_PAIRS[script.beyond] and not is_before
 
 
 def _trainer(today: LaunchToday, source: Path, cwd: str) -> tuple[Entry, ...]:

@@ -43,14 +43,15 @@ _TRL_ARGUMENTS = tuple(
 TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("SFTConfig", (*_TRL_ARGUMENTS, ("max_length", "int", 1024), ("packing", "flag", False))),
     ("GRPOConfig", _TRL_ARGUMENTS),
+    *(
+        (name, (*_TRL_ARGUMENTS, ("max_length", "int", 1024)))
+        for name in ("RewardConfig", "KTOConfig", "ORPOConfig", "CPOConfig")
+    ),
     (
         "DPOConfig",
-        (
-            *_TRL_ARGUMENTS,
-            ("max_length", "int", 1024),
-            ("precompute_ref_log_probs", "flag", False),
-        ),
+        (*_TRL_ARGUMENTS, ("max_length", "int", 1024), ("precompute_ref_log_probs", "flag", False)),
     ),
+    ("RLOOConfig", _TRL_ARGUMENTS),
     ("TrainingArguments", TRAINING_ARGUMENTS),
 )
 """(end of the class's name, its options); trl's classes derive from `TrainingArguments` with other
@@ -79,14 +80,19 @@ LORA_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
 """options for the rank of adapters"""
 FOUR_BIT_SWITCHES = ("q_lora", "qlora", "use_qlora", "load_in_4bit", "use_4bit")
 """options that keep the frozen weights in 4 bits"""
-PREFERENCE = "DPOConfig"
-"""class of arguments of a training on pairs of sequences"""
+OF_PAIRS = {"DPOConfig": True, "ORPOConfig": False, "CPOConfig": False, "RewardConfig": False}
+"""classes of arguments of trl's trainings on pairs of sequences: whether a reference model scores
+them"""
+_PAIR = "the other sequence of each pair"
 BEYOND = {
-    "GRPOConfig": "generation, rewards and a reference model",
-    PREFERENCE: "the reference model and the second sequence of each pair",
+    **dict.fromkeys(("GRPOConfig", "RLOOConfig"), "generation, rewards and a reference model"),
+    "KTOConfig": "the reference model",
+    **{
+        name: f"the reference model and {_PAIR}" if has_reference else _PAIR
+        for name, has_reference in OF_PAIRS.items()
+    },
 }
 """work of a step with these classes that plans of a plain training do not include"""
-_PAIR = "the other sequence of each pair"
 GROUPED = (
     "train_group_size",
     "train_n_passages",
