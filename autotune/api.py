@@ -51,7 +51,6 @@ from autotune.results.answers import (
     document,
     event_documents,
     export_document,
-    judged_today,
     launch_document,
     observed_document,
     past_studies,
@@ -61,8 +60,9 @@ from autotune.results.answers import (
     study_document,
     submitted_document,
     trial_documents,
+    with_current_verdict,
 )
-from autotune.results.calibrations import keep_outliers, measured_constants, stored_calibration
+from autotune.results.calibrations import measured_constants, save_outliers, stored_calibration
 from autotune.results.rankings import (
     best_document,
     explain,
@@ -358,7 +358,7 @@ def calibrate(
     constants = Calibration.from_measurements(measured, cluster=here, trainer=trainer)
     if store is not None:
         store.save_calibration(here.name, trainer, constants.to_dict())
-        keep_outliers(store, here.gpu.name, measured)
+        save_outliers(store, here.gpu.name, measured)
     return constants
 
 
@@ -452,7 +452,6 @@ __all__ = [
     "fit",
     "fits_document",
     "front_documents",
-    "judged_today",
     "launch_document",
     "load_study",
     "observed_document",
@@ -477,4 +476,5 @@ __all__ = [
     "trial_documents",
     "tune",
     "what_if_of",
+    "with_current_verdict",
 ]

@@ -244,7 +244,7 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
             except (AutotuneError, ValueError) as error:
                 note(f"the {action} request was not delivered: {error}")
 
-    with StudyFolder(folder, job=job.job if job else "", on_wish=hear, on_trouble=note) as home:
+    with StudyFolder(folder, job=job.job if job else "", on_request=hear, on_error=note) as home:
         yield StudyPlace(store=str(home.path), shown=str(folder.absolute()), changed=home.changed)
 
 

@@ -269,11 +269,11 @@ def report_error(error: Exception, *, as_json: bool) -> int:
 def _joined(text: str, remedy: str) -> str:
     """A wrong command line as one sentence with its remedy."""
     from autotune.spec.config import capitalized
-    from autotune.spec.texts.validation import broken_rule
+    from autotune.spec.texts.validation import violated_rule
 
     # of older releases
     text = re.sub(r"'[^']*' is not a valid integer( range)?\.$", "must be a whole number", text)
-    text = broken_rule({"msg": text}).rstrip(".")
+    text = violated_rule({"msg": text}).rstrip(".")
     text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
     return f"{text} {capitalized(remedy)}" if text.endswith("?") else f"{text}; {remedy}"
 

@@ -18,10 +18,10 @@ from autotune import api
 from autotune.cli.output import note
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import ServiceStore, StudyRecord
-from autotune.results.answers import waiting_behind
+from autotune.results.answers import queue_position
 from autotune.results.best_known import best_known
-from autotune.results.hidden import hidden_record
-from autotune.results.question import Asked
+from autotune.results.masking import masked_record
+from autotune.results.question import Question
 from autotune.results.records import record_of
 from autotune.settings import settings
 from autotune.spec import Trial
@@ -77,7 +77,7 @@ class LocalSource:
         """The study with its best config and its baseline."""
 
         answer = api.document(api.result_of(self.store, study_id))
-        answer["study"]["waits_behind"] = waiting_behind(
+        answer["study"]["waits_behind"] = queue_position(
             self.store.waiting(), answer["study"]["id"]
         )
         return answer
@@ -85,7 +85,7 @@ class LocalSource:
     def record(self, study_id: str) -> Document:
         """The study in full."""
 
-        return {"record": hidden_record(self.store.study(study_id)).to_dict()}
+        return {"record": masked_record(self.store.study(study_id)).to_dict()}
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""
@@ -127,9 +127,9 @@ class LocalSource:
         return {"deletion": api.delete_study(self.store, study_id).to_dict()}
 
     def best_across(self, *, top: int = 1, **asked: Any) -> Document:
-        """Best configs across all studies. `asked`: the fields of `Asked`."""
+        """Best configs across all studies. `asked`: the fields of `Question`."""
 
-        return best_known(self.store, Asked(**asked), top=top)
+        return best_known(self.store, Question(**asked), top=top)
 
     def close(self) -> None:
         """Closes the database."""
@@ -183,10 +183,10 @@ class FolderSource(LocalSource):
         return {**super().status(study_id), "job": queue_state(self._folder)}
 
     def act(self, study_id: str, action: str) -> Document:
-        """Leaves the wish for the job that runs the study."""
-        from autotune.store.upkeep.study_folder import wish
+        """Send the request to the job that runs the study."""
+        from autotune.store.upkeep.study_folder import request
 
-        wish(self._folder, action)
+        request(self._folder, action)
         found = self.status(study_id)["study"]
         return {
             "study": {**found, "message": f"{action} requested; the job reacts within a second"}
@@ -255,7 +255,8 @@ def open_source(
     database, or a study's folder.
 
     `missing`: what a named database is that does not exist; an empty one is not written, and a note
-    says so. Raises `NotFoundError` for one that is refused."""
+    says so. Raises `NotFoundError` for one that is refused.
+    """
 
     address = url or (None if store else settings().url)
     source: Source

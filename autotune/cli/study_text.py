@@ -31,7 +31,7 @@ from autotune.report.terminal import (
     format_count,
     safe,
 )
-from autotune.results.answers import waiting_words
+from autotune.results.answers import queue_position_text
 from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import (
     ParallelConfig,
@@ -182,7 +182,7 @@ def answer_lines(
     ]
     joint = ": " if study.get("interrupted") else ", "
     message = f"{joint}{study['message']}" if study["message"] else ""
-    behind = f"; it {words}" if (words := waiting_words(study.get("waits_behind"))) else ""
+    behind = f"; it {words}" if (words := queue_position_text(study.get("waits_behind"))) else ""
     lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{behind}"))
     count = number_of(len(trials) or run_count(study), "run")
     of = f" of {number_of(len(by_config(trials)), 'config')}" if trials else ""

@@ -9,7 +9,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import ValidationError
 
 from autotune.spec.checks import nearest
-from autotune.spec.texts.validation import broken_rule
+from autotune.spec.texts.validation import violated_rule
 
 
 class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not follow the package
@@ -37,5 +37,5 @@ class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not fol
 
 def _in_words(problem: Any) -> str:
     """Describe a wrong argument: its name, the rule and the value."""
-    text = f"{'.'.join(map(str, problem['loc']))} {broken_rule(problem)}"
+    text = f"{'.'.join(map(str, problem['loc']))} {violated_rule(problem)}"
     return text if problem["type"] == "missing" else f"{text}, but is {problem['input']!r:.80}"

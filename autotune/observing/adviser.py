@@ -30,8 +30,8 @@ from autotune.observing.launch import cluster_here, results_database, target_of
 from autotune.observing.versions import versions_of
 from autotune.observing.words import PREFIX, after
 from autotune.registry import RUNNERS, load
-from autotune.results.diagnoses import expected, with_asked
-from autotune.results.knobs_seen import UNASKED
+from autotune.results.diagnoses import predicted_fields, with_disagreements
+from autotune.results.knobs_seen import PROGRAM_DEFAULTS
 from autotune.reviews import Review, review
 from autotune.reviews.lines import line_of_knob
 from autotune.reviews.words import short_lines
@@ -223,7 +223,7 @@ class _Adviser:
         diagnosis, the measurement as it is and None."""
         if not self._asked.reports:
             return seen, None
-        predicted = expected(reviewed.estimate if reviewed else None)
+        predicted = predicted_fields(reviewed.estimate if reviewed else None)
         evidence = program.evidence(**predicted)
         shutil.rmtree(self._asked.reports, ignore_errors=True)
         if evidence is None:
@@ -238,7 +238,7 @@ class _Adviser:
         if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
             evidence = replace(evidence, profile_failed="training ended before the tenth step")
         if (config := (reviewed and reviewed.config) or self._config_of_options()) is not None:
-            evidence = with_asked(evidence, config, said_by="launch")
+            evidence = with_disagreements(evidence, config, source="launch")
             evidence = replace(evidence, asked_at=_asked_at(reviewed, evidence) if reviewed else {})
         # the probe's step times replace those of the log, whose lines may be micro-batches or
         # repeat for each rank
@@ -320,7 +320,11 @@ def _reason_of(error: Exception) -> str:
 def _asked_at(reviewed: Review, evidence: Evidence) -> dict[str, str]:
     """By knob without effect, the line of the launch that sets it (file:number)."""
     knobs = [text.partition(":")[0] for text in evidence.disagreements]
-    return {knob: line for knob in knobs if (line := line_of_knob(reviewed, knob, UNASKED[knob]))}
+    return {
+        knob: line
+        for knob in knobs
+        if (line := line_of_knob(reviewed, knob, PROGRAM_DEFAULTS[knob]))
+    }
 
 
 def _log_options(command: tuple[str, ...], reviewed: Review | None) -> dict[str, Any]:

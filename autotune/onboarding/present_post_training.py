@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.onboarding.draft import Entry, filled
-from autotune.schema.rl_documents import USUAL
+from autotune.schema.rl_documents import TRAINER_DEFAULTS
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
 from autotune.trainers.post_training.logs import read_phases
@@ -83,7 +83,7 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
 def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
     """The space of a draft: values that the engine supports, and the current ones. The trainer's
     limits and the rules of a space exclude invalid configs."""
-    engine = reading.rl.get("engine") or USUAL[trainer][0]
+    engine = reading.rl.get("engine") or TRAINER_DEFAULTS[trainer][0]
     packs = bool(reading.rl.get("micro_batch_tokens"))
     space: dict[str, Any] = dict(SPACES[engine])
     space["micro_batch_size"] = [1] if packs else {"powers_of_two": [1, 16]}
@@ -167,7 +167,9 @@ def present_post_training(reading: Reading, batch: int) -> PostTraining:
     placement = reading.rl.get("placement") or {}
     placement_name = next((name for name in ("split", "async") if name in placement), "colocated")
     tp = int(reading.rollout.get("tp", 1))
-    rl.setdefault("balance", next((balance for _, balance, _ in USUAL.values()), "batch"))
+    rl.setdefault(
+        "balance", next((balance for _, balance, _ in TRAINER_DEFAULTS.values()), "batch")
+    )
     return PostTraining(
         **rl,
         prompts=prompts,

@@ -86,7 +86,7 @@ def _splits(
     )
     listed = asked_for
     if len(listed) == 1:
-        engine = max(int(tp) for tp in spec.extra.get("rollout_tp", (asked.today("rollout_tp"),)))
+        engine = max(int(tp) for tp in spec.extra.get("rollout_tp", (asked.current("rollout_tp"),)))
         step = cluster.gpus_per_node if cluster.num_nodes > 1 else engine
         step *= -(-cluster.num_gpus // (step * MOST))
         listed = sorted({*listed, *range(step, cluster.num_gpus, step)})

@@ -21,8 +21,8 @@ from autotune.ports import (
 )
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
-from autotune.results.hidden import hidden_events, hidden_record, hidden_trials, secrets_note
 from autotune.results.launch_changes import change_notes
+from autotune.results.masking import masked_events, masked_record, masked_trials, secrets_note
 from autotune.results.result import Result
 from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
@@ -42,10 +42,10 @@ from autotune.spec import (
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.runs.versions import asked_versions, conditions, differences, has_versions
+from autotune.spec.runs.versions import conditions, differences, has_versions, parse_versions
 from autotune.spec.study import SIMULATED
 from autotune.spec.texts.as_text import format_count, format_duration, format_span, number_of
-from autotune.spec.texts.usual_names import OF_A_RUN
+from autotune.spec.texts.usual_names import DISABLED_OPTIONS
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals.finalists import ROUNDING, total_of
 from autotune.study.process_id import is_gone
@@ -60,28 +60,29 @@ AGAIN_IN_PYTHON = "no controller is running; the Python call that started the st
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:
-    """The result of a running or ended study, with secrets hidden. Raises `NotFoundError`."""
+    """Return the result of a running or ended study, with secrets hidden. Raises
+    `NotFoundError`."""
     record = store.study(study_id)
-    result = result_from(hidden_record(record), hidden_trials(record, store.trials(record.id)))
+    result = result_from(masked_record(record), masked_trials(record, store.trials(record.id)))
     return replace(result, is_left=is_left(store, record))
 
 
 def is_left(store: StudyReader, record: StudyRecord) -> bool:
-    """Whether the study is to run but has no live controller, because the last one died."""
+    """Return whether the study is to run but has no live controller, because the last one died."""
     return record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(
         store, record.id
     )
 
 
 def is_held(store: StudyReader, study_id: str) -> bool:
-    """Whether a controller holds the study and is not known to have died."""
+    """Return whether a controller holds the study and is not known to have died."""
     lease = store.holder(study_id)
     return lease is not None and store.is_held(study_id) and not is_gone(lease.owner)
 
 
-def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
-    """The result of a study with these trials."""
-    trials = tuple(sorted(found, key=lambda trial: trial.number))
+def result_from(record: StudyRecord, trials: Iterable[Trial]) -> Result:
+    """Return the result of a study with these trials, in any order."""
+    trials = tuple(sorted(trials, key=lambda trial: trial.number))
     weight = record.study.objective.stability_weight
     winner, shown = with_figures(winner_of(record, trials), at_first_level(trials, weight), weight)
     is_settled = record.status.is_terminal or winner.rounds >= max(
@@ -120,8 +121,8 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
 
 
 def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
-    """Number of infeasible configs by reason, the most frequent first: the record's counts, and the
-    trials that older releases stored for such configs."""
+    """Return the number of infeasible configs by reason, the most frequent first: the record's
+    counts, and the trials that older releases stored for such configs."""
     counts = Counter(
         {str(reason): int(n) for reason, n in record.result.get("infeasible", {}).items()}
     )
@@ -132,16 +133,16 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
-    """A note about the first change of each version, program file and environment variable during the
-    study; empty without changes."""
+    """Return a note about the first change of each version, program file and environment variable
+    during the study; empty without changes."""
     changes: dict[str, str] = {}
     first: dict[str, str] = {}
     measured = [(t.number, t.measurement) for t in trials if t.measurement]
     known = conditions([measurement for _, measurement in measured])
-    for (number, _), own in zip(measured, known, strict=True):
-        for name, then, now in differences(first, own):
+    for (number, _), current in zip(measured, known, strict=True):
+        for name, then, now in differences(first, current):
             changes.setdefault(name, f"{name} changed from {then} to {now} before trial {number}")
-        first = own | first
+        first = current | first
     changed = "; ".join(changes.values())
     advice = "`autotune tune SPEC --new` starts a new study under the current conditions"
     return (
@@ -154,8 +155,8 @@ def _changed_conditions(trials: Sequence[Trial]) -> list[str]:
 
 
 def _remarks(winner: Winner) -> list[str]:
-    """The remarks on the measurements of the best config and the baseline; a remark on both is listed
-    once, with both trial numbers."""
+    """Return the remarks on the measurements of the best config and the baseline; a remark on both
+    is listed once, with both trial numbers."""
     numbers_of: dict[str, dict[int, None]] = {}
     for trial in filter(None, (winner.best, winner.baseline)):
         for remark in trial.measurement.remarks if trial.measurement else ():
@@ -164,8 +165,8 @@ def _remarks(winner: Winner) -> list[str]:
 
 
 def _drawn_lengths(winner: Winner) -> list[str]:
-    """Notes about trials on drawn sequence lengths: which phases were measured, and which times follow
-    from the spec."""
+    """Return notes about trials on drawn sequence lengths: which phases were measured, and which
+    times are from the spec; empty if lengths were not drawn."""
     best = winner.best
     phases = {} if best is None or best.measurement is None else best.measurement.phases_s
     if not phases:
@@ -188,19 +189,19 @@ def _drawn_lengths(winner: Winner) -> list[str]:
 
 
 def _payback(record: StudyRecord, winner: Winner) -> list[str]:
-    """A note with the duration of the training run with the best config and with the baseline, and of
-    the study; empty without `train_tokens`, or before both were measured."""
+    """Return a note with the duration of the training run with the best config and with the
+    baseline, and of the study; empty without `train_tokens`, or before both were measured."""
     tokens, best, baseline = record.study.budget.train_tokens, winner.best, winner.baseline
     if tokens is None or best is None or baseline is None:
         return []
-    ours, default = training_s(best, tokens), training_s(baseline, tokens)
+    best_s, baseline_s = training_s(best, tokens), training_s(baseline, tokens)
     if (
         record.study.objective.metric == "goodput"
         and best.reward is not None
         and baseline.reward is not None
     ):
-        # with another batch, a token may contribute less to training
-        ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)
+        # with another batch size, a token may contribute less to training
+        best_s = baseline_s / math.exp(best.reward.throughput - baseline.reward.throughput)
     cost = (
         f"; the study took {format_span(record.elapsed_s)}"
         if record.study.runner != SIMULATED
@@ -208,51 +209,52 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     )
     length = format_count(tokens).replace("G", "B")  # as specs write token counts
     return [
-        f"training on {length} tokens takes {format_duration(ours)} with the best config and {format_duration(default)} with the baseline{cost}"
+        f"training on {length} tokens takes {format_duration(best_s)} with the best config and {format_duration(baseline_s)} with the baseline{cost}"
     ]
 
 
 def chosen_config(result: Result) -> ParallelConfig | None:
-    """The config that an export launches: the best, or for a study with a target the first in its
-    ranking; None before anything was measured."""
+    """Return the config that an export launches: the best, or for a study with a target the first
+    in its ranking; None before anything was measured."""
     return result.best.config if result.best is not None else first_pick(result.record)
 
 
 def exports_of(result: Result) -> list[str]:
-    """The trainers that can launch the best config without further options; the study's trainer
-    first."""
+    """Return the trainers that can launch the best config without further options; the study's
+    trainer first."""
     return [name for name in _trainers(result) if _launches(result, name, {})]
 
 
-def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
-    """{trainer, options}: the suggested export of the best config: with the study's trainer, else with
-    the first of `able` (`exports_of`); None if there is none. An option that the study's trainer
-    still needs, because its trials were only simulated, has its name in capitals as its value. If
-    only Python can start the study's trainer, `python` is the line of code that does."""
+def next_export(result: Result, trainers: Sequence[str]) -> dict[str, Any] | None:
+    """Return the suggested export of the best config, {trainer, options}: with the study's trainer,
+    else with the first of `trainers` (`exports_of`); None if there is none. An option that the
+    study's trainer still needs, because its trials were only simulated, has its name in capitals as
+    its value. If only Python can start the study's trainer, `python` is the line of code that
+    does."""
 
     study = result.record.study
     if chosen_config(result) is not None and (line := python_line(study.trainer)):
         return {"trainer": study.trainer, "options": {}, "python": line}
     if (
         chosen_config(result) is not None
-        and study.trainer not in able
+        and study.trainer not in trainers
         and (missing := _missing_options(result))
     ):
         return {"trainer": study.trainer, "options": missing}
-    return next(({"trainer": name, "options": {}} for name in able), None)
+    return next(({"trainer": name, "options": {}} for name in trainers), None)
 
 
 def _missing_options(result: Result) -> dict[str, str]:
-    """Placeholders for the options that the study's trainer needs to launch the best config; empty if
-    options do not help."""
+    """Return placeholders for the options that the study's trainer needs to launch the best config;
+    empty if options do not help."""
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
-    own, missing = trainer_of(study.trainer), dict[str, str]()
-    names = {option.name for option in own.options}
+    trainer, missing = trainer_of(study.trainer), dict[str, str]()
+    names = {option.name for option in trainer.options}
     while True:
         try:
-            own.launch(study.workload, chosen, {**study.trainer_options, **missing})
+            trainer.launch(study.workload, chosen, {**study.trainer_options, **missing})
         except ExportError as error:
             if error.field not in names or error.field in missing:
                 return {}
@@ -264,33 +266,33 @@ def _missing_options(result: Result) -> dict[str, str]:
 
 
 def _trainers(result: Result) -> list[str]:
-    """All trainers, the study's first; empty without a config to launch."""
+    """Return all trainers, the study's first; empty without a config to launch."""
     own = result.record.study.trainer
     return sorted(trainer_names(), key=lambda name: name != own) if chosen_config(result) else []
 
 
 def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the trainer can launch the best config with these options, in addition to the study's
-    options if it is the study's trainer."""
+    """Return whether the trainer can launch the best config with these options, in addition to the
+    study's options if it is the study's trainer."""
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
-    own = study.trainer_options if name == study.trainer else {}
+    study_options = study.trainer_options if name == study.trainer else {}
     try:
-        trainer_of(name).launch(study.workload, chosen, {**own, **options})
+        trainer_of(name).launch(study.workload, chosen, {**study_options, **options})
     except (ExportError, SpecError, RunnerError, MissingExtraError):
         return False
     return True
 
 
 def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, Any]:
-    """A study as plain JSON values. `is_left`: it has no live controller, so it is `interrupted`, and
-    its message says what continues it.
+    """Return a study as plain JSON values. `is_left`: it has no live controller, so it is
+    `interrupted`, and its message says what continues it.
 
     `cluster`: the cluster of the training job; `at_hand`: the smaller cluster that runs proxies, or
-    null. `ray`: the Ray job that runs the study, {job, url}, or null. `placed`: nodes of the ranks of
-    running trials, or of the last ones: {trial, node, ranks, gpus}; empty if the runner does not know
-    them. `waiting`: trials waiting for ranks, and why: {trial, reason}.
+    null. `ray`: the Ray job that runs the study, {job, url}, or null. `placed`: nodes of the ranks
+    of running trials, or of the last ones: {trial, node, ranks, gpus}; empty if the runner does not
+    know them. `waiting`: trials waiting for ranks, and why: {trial, reason}.
     """
     study, times = (
         record.study,
@@ -333,10 +335,10 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
     }
 
 
-def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
-    """The record with speedup and noise by the rules of this release. They are recomputed for an ended
-    study that an earlier release stored without a check for noisy machines, so that they agree with
-    `best`, `status` and reports."""
+def with_current_verdict(store: StudyReader, record: StudyRecord) -> StudyRecord:
+    """Return the record with speedup and noise by the rules of this release. They are recomputed
+    for an ended study that an earlier release stored without a check for noisy machines, so that
+    they agree with `best`, `status` and reports."""
     if not record.status.is_terminal or record.speedup is None or "too_noisy" in record.result:
         return record
     result = result_of(store, record.id)
@@ -347,11 +349,12 @@ def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
 def studies_document(
     store: StudyReader, *, limit: int = 50, offset: int = 0, **filters: Unpack[AskedStudies]
 ) -> dict[str, Any]:
-    """Studies, newest first: {studies, next_offset}. `next_offset` is None on the last page."""
+    """Return the studies, newest first: {studies, next_offset}. `next_offset` is None on the last
+    page."""
     records = store.studies(limit=limit + 1, offset=offset, **filters)
     return {
         "studies": [
-            study_document(judged_today(store, record), is_left=is_left(store, record))
+            study_document(with_current_verdict(store, record), is_left=is_left(store, record))
             for record in records[:limit]
         ],
         "next_offset": offset + limit if len(records) > limit else None,
@@ -361,35 +364,36 @@ def studies_document(
 def trial_documents(
     store: StudyReader, study_id: str, *, version: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """The trials of a study, with secrets hidden. `version`: NAME=VERSION, only trials measured with
-    all of these. Raises `NotFoundError`."""
-    asked, record = asked_versions(version), store.study(study_id)
+    """Return the trials of a study, with secrets hidden. `version`: NAME=VERSION, only trials
+    measured with all of these. Raises `NotFoundError`."""
+    versions, record = parse_versions(version), store.study(study_id)
     return [
         trial.to_dict()
-        for trial in hidden_trials(record, store.trials(record.id))
-        if not asked or (trial.measurement and has_versions(trial.measurement.versions, asked))
+        for trial in masked_trials(record, store.trials(record.id))
+        if not versions
+        or (trial.measurement and has_versions(trial.measurement.versions, versions))
     ]
 
 
 def event_documents(
     store: StudyReader, study_id: str, *, after: int = 0, limit: int = 1000
 ) -> list[dict[str, Any]]:
-    """The next events of a study after this sequence number, with secrets hidden. Raises
+    """Return the next events of a study after this sequence number, with secrets hidden. Raises
     `NotFoundError`."""
     record = store.study(study_id)
     events = store.events(record.id, after=after, limit=limit)
-    return [event.to_dict() for event in hidden_events(record, events)]
+    return [event.to_dict() for event in masked_events(record, events)]
 
 
 def submitted_document(record: StudyRecord) -> dict[str, Any]:
-    """{study, notes}: a study that was submitted, with notes for its owner."""
+    """Return {study, notes}: a submitted study, with notes for its owner."""
     note = secrets_note(record.study)
     return {"study": study_document(record), "notes": [note] if note else []}
 
 
-def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, int] | None:
-    """{studies, owners}: number of studies and of their owners before this one in the queue; None if
-    it is not queued. `line`: (id, owner) of the queued studies, in order."""
+def queue_position(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, int] | None:
+    """Return {studies, owners}: the number of studies and of their owners before this one in the
+    queue; None if it is not queued. `line`: (id, owner) of the queued studies, in order."""
     ids = [study for study, _ in line]
     if study_id not in ids:
         return None
@@ -397,8 +401,8 @@ def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, 
     return {"studies": len(before), "owners": len({owner for _, owner in before})}
 
 
-def waiting_words(behind: Mapping[str, int] | None) -> str:
-    """The position in the queue as text; empty for a study that is not queued."""
+def queue_position_text(behind: Mapping[str, int] | None) -> str:
+    """Return the position in the queue as text; empty for a study that is not queued."""
     if behind is None:
         return ""
     if not behind["studies"]:
@@ -407,17 +411,17 @@ def waiting_words(behind: Mapping[str, int] | None) -> str:
 
 
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
-    """The result as plain JSON values: study {id, name, status, trials (count by status), ...}, best,
-    baseline, speedup with its interval; `configs` if `top` > 0.
+    """Return the result as plain JSON values: study {id, name, status, trials (count by status),
+    ...}, best, baseline, speedup with its interval; `configs` if `top` > 0.
 
-    `best`, `baseline` and `configs` are trials with the figures of their configs (`config_figures`);
-    after the finals they have the pooled measurement of `final_rounds` rounds, from which `speedup`
-    is computed.
+    `best`, `baseline` and `configs` are trials with the figures of their configs
+    (`config_figures`); after the finals they have the pooled measurement of `final_rounds` rounds,
+    from which `speedup` is computed.
     """
     study = study_document(result.record, is_left=result.is_left)
     noisy = to_plain(result.too_noisy)
     study["too_noisy"] = (
-        noisy  # as soon as it is known, and one answer also where an earlier release wrote the record
+        noisy  # known before the study ends, and missing in records of earlier releases
     )
     if result.record.status.is_terminal:
         study["speedup"] = result.speedup
@@ -449,7 +453,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
 def past_studies(
     store: HistoryReader, *, model: str = "", runner: str = "", limit: int = 10, **filters: Any
 ) -> list[dict[str, Any]]:
-    """The best measured trials across all studies: {study, best}.
+    """Return the best measured trials across all studies: {study, best}.
 
     For one model: best first, one per config. Without a model: the best one per model and cluster,
     the latest study first. Simulated trials are left out unless their `runner` is given. `filters`:
@@ -468,11 +472,11 @@ def observed_document(
     version: Sequence[str] = (),
     **filters: Unpack[AskedRuns],
 ) -> dict[str, Any]:
-    """Observed runs, which users started themselves, the last stored one first: {runs, next_offset}.
-    `version`: NAME=VERSION, only runs measured with all of these."""
-    if asked := asked_versions(version):
+    """Return observed runs, which users started themselves, the last stored one first: {runs,
+    next_offset}. `version`: NAME=VERSION, only runs measured with all of these."""
+    if versions := parse_versions(version):
         matching = (
-            run for run in _all_observed(store, filters) if has_versions(run.all_versions, asked)
+            run for run in _all_observed(store, filters) if has_versions(run.all_versions, versions)
         )
         runs = list(islice(matching, offset, offset + limit + 1))
     else:
@@ -484,6 +488,7 @@ def observed_document(
 
 
 def _all_observed(store: ObservedStore, filters: AskedRuns) -> Iterator[ObservedRun]:
+    """Yield the observed runs that match the filters, `PAGE` at a time."""
     offset = 0
     while runs := store.observed(limit=PAGE, offset=offset, **filters):
         yield from runs
@@ -499,7 +504,8 @@ def export_document(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
-    """`launch_document` of a stored study, including its secrets: only for the store's owner."""
+    """Return `launch_document` of a stored study, including its secrets: only for the store's
+    owner."""
     return launch_document(
         result_of(store, study_id),
         trainer,
@@ -519,19 +525,20 @@ def launch_document(
     trial: int | None = None,
     study: Study | None = None,
 ) -> dict[str, Any]:
-    """The best config of a study as a launch of the trainer: {trainer, config, argv, env, files, notes,
-    tuned, job}. Nothing is written or started.
+    """Return the best config of a study as a launch of the trainer: {trainer, config, argv, env,
+    files, notes, tuned, job}. Nothing is written or started.
 
-    `trial`: use the config of this trial instead, without its provenance; a note says if it failed or
-    was not measured.
+    `trial`: use the config of this trial instead, without its provenance; a note says if it failed
+    or was not measured.
 
-    `study`: the study with its secrets, for its owner; without it, the launch has `***` in their
-    place.
+    `study`: the study including its secrets, for its owner; without it, the launch has `***`
+    instead of secrets.
 
     `on`: the scheduler whose job starts the launch on its nodes (`autotune.trainers.schedulers`;
     default: shell); `options` may include its options. With the study's trainer, the options of the
-    study are used unless `options` override them. Raises `NotFoundError` if nothing has been measured
-    yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or `ExportError`.
+    study are used unless `options` override them. Raises `NotFoundError` if nothing has been
+    measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or
+    `ExportError`.
     """
     from autotune.results.provenance import in_environment_of, provenance
     from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
@@ -539,18 +546,23 @@ def launch_document(
     target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
     config = _exported_config(result, trial)
     study = study or result.record.study
-    own = target.in_training(study.trainer_options) if target.name == study.trainer else {}
+    trainer_options = (
+        target.in_training(study.trainer_options) if target.name == study.trainer else {}
+    )
     options, job_options = split_options(starter, options)
-    launch = target.launch(study.workload, config, {**own, **options})
+    launch = target.launch(study.workload, config, {**trainer_options, **options})
     is_length_set = "steps" in options or "steps" in study.trainer_options.get("training", {})
     notes = (
-        () if is_length_set else _length_notes(target, study.workload, config, {**own, **options})
+        ()
+        if is_length_set
+        else _length_notes(target, study.workload, config, {**trainer_options, **options})
     )
-    if own and study.baseline is not None:
+    if trainer_options and study.baseline is not None:
         notes = (
             *notes,
             *change_notes(
-                target.launch(study.workload, study.baseline, {**own, **options}), launch
+                target.launch(study.workload, study.baseline, {**trainer_options, **options}),
+                launch,
             ),
         )
     if study.baseline is not None and (
@@ -560,16 +572,18 @@ def launch_document(
     if result.best is None and trial is None:
         notes = (prediction_note(result.record), *notes)
     elif trial is None or trial_of(result, trial).is_measured:
-        notes = (*_measured_otherwise(result.record.study, target.name), *notes)
-    if trial is not None and (unproven := _unproven(trial_of(result, trial))):
-        notes = (unproven, *notes)
+        notes = (*_measured_differently(result.record.study, target.name), *notes)
+    if trial is not None and (note := _unmeasured_note(trial_of(result, trial))):
+        notes = (note, *notes)
     if any(TRIAL_DIR in text for text in (*launch.argv, *launch.env.values())):
         notes = (
             *notes,
             "the program writes to the folder `outputs` next to launch.sh instead of {trial_dir}; set your own folder under `training` in the spec",
         )
     if silenced := [
-        f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv
+        f"--{name}={off}"
+        for name, off in DISABLED_OPTIONS.items()
+        if f"--{name}={off}" in launch.argv
     ]:
         notes = (
             *notes,
@@ -586,7 +600,7 @@ def launch_document(
 
 
 def _exported_config(result: Result, number: int | None) -> ParallelConfig:
-    """The config of the trial `number`, or the best config. Raises `NotFoundError`."""
+    """Return the config of the trial `number`, or the best config. Raises `NotFoundError`."""
     if number is not None:
         trial = trial_of(result, number)
         return trial.stands_for.config if trial.stands_for is not None else trial.config
@@ -598,8 +612,8 @@ def _exported_config(result: Result, number: int | None) -> ParallelConfig:
     return chosen
 
 
-def _measured_otherwise(study: Study, trainer: str) -> list[str]:
-    """A note if the study measured something else than a launch of this trainer."""
+def _measured_differently(study: Study, trainer: str) -> list[str]:
+    """Return a note if the trials were simulated or ran with another trainer than this one."""
     if study.runner == SIMULATED:
         return ["the speed was simulated, and may differ in a real run"]
     if trainer != study.trainer:
@@ -607,8 +621,8 @@ def _measured_otherwise(study: Study, trainer: str) -> list[str]:
     return []
 
 
-def _unproven(trial: Trial) -> str:
-    """A note if the trial failed or was not measured; empty if it was measured."""
+def _unmeasured_note(trial: Trial) -> str:
+    """Return a note if the trial failed or was not measured; empty if it was measured."""
     if trial.failure is not None:
         return (
             f"trial {trial.number} failed ({trial.failure}), and this launch starts the same config"
@@ -619,7 +633,7 @@ def _unproven(trial: Trial) -> str:
 
 
 def trial_of(result: Result, number: int) -> Trial:
-    """The trial with this number and the figures of its config. Raises `NotFoundError`."""
+    """Return the trial with this number and the figures of its config. Raises `NotFoundError`."""
     trial_shown = next((trial for trial in result.shown if trial.number == number), None)
     if trial_shown is None:
         raise NotFoundError(
@@ -634,8 +648,8 @@ def trial_of(result: Result, number: int) -> Trial:
 def _length_notes(
     target: Trainer, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """A note with the number of steps that a launch runs; empty if its option `steps` has no effect on
-    the launch."""
+    """Return a note with the number of steps that a launch runs; empty if its option `steps` has no
+    effect on the launch."""
     steps = target.checked(options).get("steps")
     if steps is None:
         return ()
@@ -650,18 +664,18 @@ def _length_notes(
 
 
 def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
-    """The first `top` trials of `standings_of`, each with its `rank` and a `note` that says why it ranks
-    below one with a lower reward; else empty."""
-    rows, least = list[dict[str, Any]](), math.inf
+    """Return the first `top` trials of `standings_of`, each with its `rank` and a `note`: why it
+    ranks below a trial with a lower reward, or an empty text."""
+    rows, lowest = list[dict[str, Any]](), math.inf
     for rank, trial in enumerate(standings_of(result)[:top], 1):
         note = result.below.get(trial.number, "")
-        if not note and total_of(trial) > least + ROUNDING:
-            note = why_below(trial, result, than=least)
+        if not note and total_of(trial) > lowest + ROUNDING:
+            note = why_below(trial, result, than=lowest)
         rows.append({"rank": rank, **trial.to_dict(), "note": note})
-        least = min(least, total_of(trial))
+        lowest = min(lowest, total_of(trial))
     return rows
 
 
 def standings_of(result: Result) -> list[Trial]:
-    """One trial per measured config, the winner first (`winner.standings`)."""
+    """Return one trial per measured config, the winner first (`winner.standings`)."""
     return standings(result.best, result.confirmed, result.shown, result.record.study)

@@ -1,31 +1,36 @@
-"""The figure of a config: the one speed that every table, page and answer shows of it, with the
-step time and the cost that follow from it.
+"""The corrected speed of each config, which all tables, pages and answers show, with the step time
+and the cost that follow from it.
 
-    v      tokens/s of a measurement              v_0    tokens/s of the baseline around the same time
+    v      tokens/s of a measurement
+    v_0    tokens/s of the baseline around the same time
     V_0    tokens/s of the baseline at the machine's first level
 
     figure = V_0 v / v_0
 
-Of the search v_0 is V_0: its trials come here as they would have been at the machine's first level
-(`autotune.reward.machine_level`), so a config that ran once has the figure that it was first shown
-with, unless the machine changed meanwhile. v_0 of the final rounds is V_0 times what the baseline's
-median speeds (mean of the logarithms of its runs) gained from the search to the finals, and V_0 is
-the baseline's pooled final rounds without that gain. v_0 of one final run follows from the median
-speed of the baseline's run in its round; where that run was cancelled or failed, from the round
-before. By medians, because one slow step among the few of a run of the baseline would move all
-configs of the same time against the others.
+A machine's speed drifts, so measurements of different hours are compared by their ratios to the
+baseline, v / v_0:
 
-A machine does not stay as fast as it is, so measurements of different hours are compared by their
-ratios to the baseline. A config that took part in the finals has the ratio of its final rounds,
-pooled. The search's measurement is left out of it: it is what the config was chosen by, and the
-best of many measurements is too good on average (the winner's curse). Any other config has the
-ratio of its one measurement. So the winner's tokens/s are the default config's times the speedup,
-wherever they stand.
+- A config of the finals has the pooled ratio of its final rounds. Its measurement in the search is
+  left out: the config was selected by it, and the best of many measurements is too high on average
+  (the winner's curse).
+- Any other config has the ratio of its one measurement.
 
-The peak memory of a config is the highest of all its runs, so each trial of the search shows that.
+So the winner's tokens/s are always the baseline's times the speedup.
 
-Without a measured baseline nothing can be related, and measurements stand as they are. The store
-keeps what was measured.
+v_0 in the search is V_0: the trials passed to this module are already corrected to the machine's
+first level (`autotune.reward.machine_level`). So the figure of a config that ran once changes only
+if the machine's level did.
+
+v_0 in the final rounds is V_0 times the gain of the baseline's median speed (geometric mean over
+its runs) from the search to the finals; V_0 is the baseline's pooled final rounds without that
+gain. For one final run, v_0 follows from the median speed of the baseline's run in the same round,
+or in the round before if that run was cancelled or failed. Medians, because one slow step of the
+baseline's few would shift all configs of that round.
+
+The peak memory of a config is the highest of all its runs, and each trial of the search shows it.
+
+Without a measured baseline, measurements are shown unchanged. The store always has the values as
+measured.
 """
 
 from __future__ import annotations
@@ -47,37 +52,39 @@ from autotune.study.controller.finals.rounds import (
     measured_finals,
 )
 
-SAME = 1e-9
-"""relative difference of two speeds that is rounding"""
+ROUNDING = 1e-9
+"""relative difference of two speeds that floating-point rounding may cause"""
 
 
 def with_figures(
     winner: Winner, trials: Sequence[Trial], stability_weight: float
 ) -> tuple[Winner, tuple[Trial, ...]]:
-    """The winner and all trials, each measurement moved to its config's figure. The first trial of
-    a config that was re-measured holds what the finals measured; a final trial has the figure of
-    its own round. `stability_weight`: of the study's objective."""
-    again = {t.number: t for t in winner.confirmed}
-    default = (
-        winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
+    """Return the winner and all trials, each measurement corrected to its config's figure. The
+    first trial of a re-measured config has the pooled measurement of the finals; a final trial has
+    the figure of its round. `stability_weight`: of the study's objective."""
+    pooled = {t.number: t for t in winner.confirmed}
+    baseline = (
+        winner.baseline
+        if winner.baseline is not None and winner.baseline.number in pooled
+        else None
     )
     at_first = winner
-    if default is not None:
-        default = at_start(default, trials)
-        at_first = replace(winner, baseline=default)
+    if baseline is not None:
+        baseline = at_start(baseline, trials)
+        at_first = replace(winner, baseline=baseline)
     shown = dict[int, Trial]()
     for t in trials:
         if (
-            default is None
-            or t.number in again
+            baseline is None
+            or t.number in pooled
             or t.purpose is TrialPurpose.FINAL
             or not t.is_measured
         ):
-            shown[t.number] = _at_figure(t, again.get(t.number, t), at_first, trials)
-        elif t.config == default.config:
-            shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
+            shown[t.number] = _at_figure(t, pooled.get(t.number, t), at_first, trials)
+        elif t.config == baseline.config:
+            shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(baseline))
         else:
-            shown[t.number] = _relative_to(default, t, stability_weight)
+            shown[t.number] = _relative_to(baseline, t, stability_weight)
     shown = _at_highest_peaks(shown)
     return (
         replace(
@@ -91,7 +98,8 @@ def with_figures(
 
 
 def _at_highest_peaks(shown: Mapping[int, Trial]) -> dict[int, Trial]:
-    """The trials, each with the highest peak memory of its config's runs. Finals keep their own peak."""
+    """Return the trials, each with the highest peak memory of its config's runs. Final trials are
+    unchanged."""
     runs = defaultdict[ParallelConfig, list[Measurement]](list)
     for t in shown.values():
         if t.measured is not None:
@@ -104,65 +112,66 @@ def _at_highest_peaks(shown: Mapping[int, Trial]) -> dict[int, Trial]:
     }
 
 
-def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> float | None:
-    """v_0: tokens per second of the baseline around the time of this measurement; None where it was
-    not measured. `figure`: the baseline at V_0.
+def _baseline_speed(trial: Trial, trials: Sequence[Trial], at_first_level: Trial) -> float | None:
+    """Return v_0: tokens/s of the baseline around the time of this measurement; None if it was not
+    measured. `at_first_level`: the baseline, with speed V_0.
 
-    Of a final trial: in the same round, or in the last one before it in which the baseline was
-    measured. Of any other, pooled ones included: what its reward is relative to.
+    For a final trial: in the same round, or in the last one before it in which the baseline was
+    measured. For any other trial, including pooled ones: the speed that its reward is relative to.
     """
-    default = baseline_of(trials)
-    if default is None:
+    baseline = baseline_of(trials)
+    if baseline is None:
         return None
     if trial.purpose is TrialPurpose.FINAL:
         finals = ended_finals(trials)
-        mine, theirs = (
-            measured_finals(config, finals) for config in (trial.config, default.config)
+        runs, baseline_runs = (
+            measured_finals(config, finals) for config in (trial.config, baseline.config)
         )
-        now = next((i for i, t in enumerate(mine) if t.number == trial.number), None)
-        if not theirs or now is None:
+        index = next((i for i, t in enumerate(runs) if t.number == trial.number), None)
+        if not baseline_runs or index is None:
             return None
-        now += joined(trial.config, finals, default)
+        index += joined(trial.config, finals, baseline)
         return (
-            tokens_per_s(figure)
-            * _median_speed(theirs[min(now, len(theirs) - 1)])
-            / _median_speed(figure)
+            tokens_per_s(at_first_level)
+            * _median_speed(baseline_runs[min(index, len(baseline_runs) - 1)])
+            / _median_speed(at_first_level)
         )
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
-    return tokens_per_s(trial) / ratio if ratio else tokens_per_s(default)
+    return tokens_per_s(trial) / ratio if ratio else tokens_per_s(baseline)
 
 
 def _median_speed(trial: Trial) -> float:
+    """Return the trial's median tokens/s; NaN without a measurement."""
     return trial.measurement.median_tokens_per_s if trial.measurement is not None else math.nan
 
 
 def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Trial]) -> Trial:
-    """`trial` (`first`, or what the finals measured for it) at its config's figure."""
-    default = winner.baseline
-    if default is None or not trial.is_measured:
+    """Return the trial corrected to its config's figure. `first`: the config's trial in the search;
+    `trial`: the same one, or with the pooled measurement of the finals."""
+    baseline = winner.baseline
+    if baseline is None or not trial.is_measured:
         return trial
-    in_race = any(t.number == default.number for t in winner.confirmed)
-    source = trial if in_race else first
-    at_the_time = _default_speed(source, trials, default)
-    if not at_the_time:
+    in_finals = any(t.number == baseline.number for t in winner.confirmed)
+    source = trial if in_finals else first
+    baseline_speed = _baseline_speed(source, trials, baseline)
+    if not baseline_speed:
         return trial
     return _slowed(
-        trial, tokens_per_s(trial) / tokens_per_s(source) * at_the_time / tokens_per_s(default)
+        trial, tokens_per_s(trial) / tokens_per_s(source) * baseline_speed / tokens_per_s(baseline)
     )
 
 
-def _relative_to(default: Trial, trial: Trial, stability_weight: float) -> Trial:
-    """A trial of the search with the reward that belongs to its speed relative to the baseline's
-    figure."""
+def _relative_to(baseline: Trial, trial: Trial, stability_weight: float) -> Trial:
+    """Return a trial of the search with its reward relative to the baseline's corrected speed."""
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     if trial.reward is None or not ratio:
         return trial
-    more = math.log(tokens_per_s(trial) / tokens_per_s(default) / ratio)
-    return replace(trial, reward=moved(trial.reward, more, stability_weight))
+    log_change = math.log(tokens_per_s(trial) / tokens_per_s(baseline) / ratio)
+    return replace(trial, reward=moved(trial.reward, log_change, stability_weight))
 
 
 def _slowed(trial: Trial, factor: float) -> Trial:
-    """The trial with all times of its steps multiplied."""
-    if trial.measurement is None or not factor > 0 or abs(factor - 1.0) < SAME:
+    """Return the trial with its step times multiplied by the factor."""
+    if trial.measurement is None or not factor > 0 or abs(factor - 1.0) < ROUNDING:
         return trial
     return replace(trial, measurement=slowed(trial.measurement, factor))

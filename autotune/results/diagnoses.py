@@ -1,4 +1,4 @@
-"""Diagnoses of what is stored: a trial, an observed run, or the step times of a log."""
+"""Diagnoses of a stored trial, a stored observed run, or a log."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from autotune.diagnosis import Diagnosis, Evidence, diagnose
 from autotune.diagnosis.log_words import data_time_s, hints_of
 from autotune.errors import SpecError
-from autotune.results.knobs_seen import without_effect_in
+from autotune.results.knobs_seen import ineffective_knobs
 from autotune.spec import Estimate, Measurement, ObservedRun, ParallelConfig, Study, Trial
 from autotune.trainers import trainer
 from autotune.trainers.base.own_program import COMMAND
 from autotune.trainers.logs.pattern_proposals import propose_patterns
 
 
-def expected(estimate: Estimate | None) -> dict[str, Any]:
-    """What is predicted of a run, in the words of its evidence."""
+def predicted_fields(estimate: Estimate | None) -> dict[str, Any]:
+    """Return the fields of `Evidence` that hold predictions; empty without an estimate."""
     if estimate is None:
         return {}
     return {
@@ -32,38 +32,44 @@ def expected(estimate: Estimate | None) -> dict[str, Any]:
 
 
 def evidence_of_run(run: Trial | ObservedRun) -> Evidence:
-    """All that is known of a trial or an observed run."""
-    seen: Measurement | None = run.measurement
-    if seen is None:
-        return Evidence(**expected(run.estimate))
-    kept = Evidence.from_dict(seen.evidence) if seen.evidence else Evidence()
-    found: Mapping[str, Any] = {
-        "step_times_s": seen.step_times_s,
-        "world": max(kept.world, seen.num_ranks),
-        "parts_s": seen.breakdown_s,
-        "throttled": seen.utilization.get("throttled", 0.0),
-        "alloc_retries": seen.utilization.get("alloc_retries", 0.0),
-        **expected(run.estimate),
+    """Return the evidence from the measurement, estimate and config of a trial or an observed
+    run."""
+    measurement: Measurement | None = run.measurement
+    if measurement is None:
+        return Evidence(**predicted_fields(run.estimate))
+    stored = Evidence.from_dict(measurement.evidence) if measurement.evidence else Evidence()
+    measured: Mapping[str, Any] = {
+        "step_times_s": measurement.step_times_s,
+        "world": max(stored.world, measurement.num_ranks),
+        "parts_s": measurement.breakdown_s,
+        "throttled": measurement.utilization.get("throttled", 0.0),
+        "alloc_retries": measurement.utilization.get("alloc_retries", 0.0),
+        **predicted_fields(run.estimate),
     }
-    return with_asked(
-        replace(kept, **found), run.config, said_by="spec" if isinstance(run, Trial) else "launch"
+    return with_disagreements(
+        replace(stored, **measured),
+        run.config,
+        source="spec" if isinstance(run, Trial) else "launch",
     )
 
 
-def with_asked(evidence: Evidence, config: ParallelConfig | None, *, said_by: str) -> Evidence:
-    """The evidence with the knobs that the config asks for and the probe did not see."""
-    found = without_effect_in(config, evidence.facts, said_by=said_by) if config is not None else {}
-    return replace(evidence, disagreements=tuple(found.values())) if found else evidence
+def with_disagreements(
+    evidence: Evidence, config: ParallelConfig | None, *, source: str
+) -> Evidence:
+    """Return the evidence with messages about the config's knobs that had no effect. `source`: spec
+    or launch, which set the knobs."""
+    knobs = ineffective_knobs(config, evidence.facts, source=source) if config is not None else {}
+    return replace(evidence, disagreements=tuple(knobs.values())) if knobs else evidence
 
 
 def diagnosis_of_run(run: Trial | ObservedRun) -> Diagnosis:
-    """What holds it back."""
+    """Return the diagnosis of a trial or an observed run."""
     return diagnose(evidence_of_run(run))
 
 
 def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagnosis:
-    """Of a log alone, read as the study's trainer writes it. Raises `SpecError` where it says
-    nothing of a step's time."""
+    """Return the diagnosis of a log in the format of the study's trainer. Raises `SpecError` if the
+    log has less than two step times and no hints."""
     lines = log.replace("\r", "\n").splitlines()
     steps = _steps(lines, study.trainer, study.trainer_options)
     if len(steps) < 2 and study.trainer == COMMAND and (proposed := propose_patterns(lines)):
@@ -75,14 +81,14 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
             remedy="run the program under `autotune run --diagnose -- COMMAND`, which times its steps itself",
             field="--log",
         )
-    counted = steps[1:]
+    counted = steps[1:]  # the first step includes compilation and allocation
     data = [data_s for _, data_s in counted if data_s is not None]
     return diagnose(
         Evidence(
             step_times_s=tuple(step_s for step_s, _ in counted),
             data_times_s=tuple(data) if len(data) == len(counted) else (),
             hints=hints,
-            **expected(estimate),
+            **predicted_fields(estimate),
         )
     )
 
@@ -90,10 +96,11 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
 def _steps(
     lines: Sequence[str], name: str, options: Mapping[str, Any]
 ) -> list[tuple[float, float | None]]:
-    """Seconds of each step whose time the lines say, with those that it waited for data."""
+    """Return (step time, time waiting for data or None) in seconds, for each step that the lines
+    log."""
     read = trainer(name).reader(options)
     return [
-        (said.step_time_s, data_time_s(line))
+        (logged.step_time_s, data_time_s(line))
         for line in lines
-        if (said := read(line)) is not None and said.step_time_s
+        if (logged := read(line)) is not None and logged.step_time_s
     ]

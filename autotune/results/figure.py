@@ -1,17 +1,14 @@
-"""A figure: a drawing, what it shows, how to read it, and the data that it shows.
+"""A figure: a drawing with its description and its data, in SI units (seconds, bytes, tokens/s).
 
-The same value is shown in the report, on a trial's page and in a notebook (`_repr_html_`). Data are
-SI units: seconds, bytes, tokens/s.
-
-Figures of a result in Python, by name.
+Reports, trial pages and notebooks (`_repr_html_`) show the same figures. In Python they have names:
 
     result.plot("best_so_far")            the figure; a notebook shows it
     result.plot.best_so_far()             the same, with tab completion
     list(result.plot)                     the names of the figures that this result has data for
-    result.plot("budget").save("b.svg")   its drawing; .html with its words, .csv its data
+    result.plot("budget").save("b.svg")   save the drawing; .html: with its text; .csv: the data
 
-What draws them is registered under `autotune.views` (`autotune.registry`), because results know
-nothing of reports.
+The functions that draw figures are registered under `autotune.views` (`autotune.registry`), because
+this package must not import reports.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ class Column:
     name: str
     """column name in CSV; ends in the unit"""
     head: str
-    """for people"""
+    """column heading for readers"""
     show: Callable[[Any], str] = field(default=str, compare=False)
     """formats a value"""
     is_number: bool = True
@@ -46,7 +43,7 @@ class Column:
     there is no bar"""
 
     def shown(self, value: Any) -> str:
-        """The formatted value; a dash if there is none."""
+        """Return the formatted value; a dash if there is none."""
         return (
             UNKNOWN
             if value is None or (isinstance(value, float) and math.isnan(value))
@@ -63,7 +60,7 @@ class FigureTable:
     """plain values; None if missing"""
 
     def csv(self) -> str:
-        """All rows as CSV (RFC 4180), below a line with the column names."""
+        """Return all rows as CSV (RFC 4180), below a line with the column names."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\r\n")
         writer.writerow([column.name for column in self.columns])
@@ -71,7 +68,7 @@ class FigureTable:
         return out.getvalue()
 
     def shown_rows(self, most: int) -> list[list[str]]:
-        """The first `most` rows, formatted."""
+        """Return the first `most` rows, formatted."""
         return [
             [c.shown(v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows[:most]
         ]
@@ -82,10 +79,10 @@ class Figure:
     """A figure for a study or a trial."""
 
     name: str
-    """its name in addresses, files and `Result.plot`; it never changes"""
+    """name in URLs, files and `Result.plot`; it never changes"""
     title: str
     shows: str
-    """what it shows, with units, in a sentence or two"""
+    """what the figure shows, with units, in one or two sentences"""
     how_to_read: str
     """what the symbols mean, and what to look for"""
     svg: str
@@ -94,16 +91,16 @@ class Figure:
     """the data"""
 
     def csv(self) -> str:
-        """The data as CSV."""
+        """Return the data as CSV."""
         return self.table.csv()
 
     def picture(self) -> str:
-        """The drawing as a self-contained SVG file, in light colors."""
+        """Return the drawing as a self-contained SVG file, in light colors."""
         return picture_of(self.svg)
 
     def save(self, path: str | Path) -> Path:
-        """Write the drawing (`.svg`), the figure with its text (`.html`) or its data (`.csv`), by
-        the suffix. Returns the path.
+        """Write the drawing (`.svg`), the figure with its text (`.html`) or its data (`.csv`), and
+        return the path.
 
         Raises `SpecError` for any other suffix, and `OSError` if the file cannot be written.
         """
@@ -129,19 +126,20 @@ class Figure:
         return f"{self.title}: {self.shows} {self.how_to_read}"
 
     def _repr_html_(self) -> str:
-        """The figure in a notebook, with its style sheet."""
+        """Return the figure in a notebook, with its style sheet."""
         return (
             f'<style>{assets.web_file("figures.css")}</style><figure class="autotune-figure" style="max-width:640px"><figcaption>'
             f"<strong>{escape(self.title)}</strong><p>{escape(self.shows)}</p></figcaption>{self.svg}<p>{escape(self.how_to_read)}</p></figure>"
         )
 
     def _page(self) -> str:
+        """Return the figure with its text as an HTML page."""
         head = f'<meta charset="utf-8"><title>{escape(self.title)}</title>'
         return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{self._repr_html_()}</body></html>\n'
 
 
 def picture_of(svg: str) -> str:
-    """Inline SVG as a self-contained file, in light colors."""
+    """Return inline SVG as a self-contained file, in light colors."""
     head, _, rest = svg.partition(">")
     opening = head.replace(
         "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="autotune-figure picture" ', 1
@@ -150,5 +148,5 @@ def picture_of(svg: str) -> str:
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> FigureTable:
-    """The table of these rows."""
+    """Return a table with these rows."""
     return FigureTable(columns=tuple(columns), rows=tuple(tuple(row) for row in rows))

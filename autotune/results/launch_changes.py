@@ -1,4 +1,4 @@
-"""What a launch changes of another one, in words: arguments, environment, and the values in its
+"""The differences between two launches as text: arguments, environment variables, and values in
 files."""
 
 from __future__ import annotations
@@ -12,46 +12,48 @@ from autotune.trainers import Launch
 from autotune.trainers.command.overrides import values_in
 from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
 
-MOST_VALUES = 12
-"""changed values of a file that are named"""
+MAX_VALUES = 12
+"""maximum number of changed values that are listed per file"""
 
 
-def change_notes(present: Launch, launch: Launch) -> tuple[str, ...]:
-    """What the launch changes of the one of the study's baseline, word by word."""
-    changes = [*_arguments(present, launch), *_variables(present, launch)]
+def change_notes(baseline: Launch, launch: Launch) -> tuple[str, ...]:
+    """Return a note that lists the changes from the baseline's launch."""
+    changes = [*_arguments(baseline, launch), *_variables(baseline, launch)]
     for name, text in launch.files.items():
-        if text != present.files.get(name):
-            values = list(_values(name, present.files.get(name, ""), text))
-            more = f", and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
-            changes.append(f"{name}: {', '.join(values[:MOST_VALUES])}{more}" if values else name)
+        if text != baseline.files.get(name):
+            values = list(_changed_values(name, baseline.files.get(name, ""), text))
+            more = f", and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else ""
+            changes.append(f"{name}: {', '.join(values[:MAX_VALUES])}{more}" if values else name)
     if not changes:
         return ("the launch is identical to the baseline's launch",)
     return (f"changed from the baseline's launch: {'; '.join(changes)}",)
 
 
-def _arguments(present: Launch, launch: Launch) -> Iterator[str]:
-    before, after = list(present.argv), list(launch.argv)
+def _arguments(baseline: Launch, launch: Launch) -> Iterator[str]:
+    """Yield each changed part of the command line as `OLD -> NEW`."""
+    before, after = list(baseline.argv), list(launch.argv)
     for kind, a, b, c, d in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes():
         if kind != "equal":
             yield f"{' '.join(before[a:b]) or 'nothing'} -> {' '.join(after[c:d]) or 'nothing'}"
 
 
-def _variables(present: Launch, launch: Launch) -> Iterator[str]:
-    for name in sorted({*present.env, *launch.env}):
-        if present.env.get(name) != launch.env.get(name):
-            yield f"{name}={present.env.get(name, '')} -> {launch.env.get(name, '')}"
+def _variables(baseline: Launch, launch: Launch) -> Iterator[str]:
+    """Yield each changed environment variable as `NAME=OLD -> NEW`."""
+    for name in sorted({*baseline.env, *launch.env}):
+        if baseline.env.get(name) != launch.env.get(name):
+            yield f"{name}={baseline.env.get(name, '')} -> {launch.env.get(name, '')}"
 
 
-def _values(name: str, before: str, after: str) -> Iterator[str]:
-    """The values of a file that differ; nothing where it is no document and sets none."""
-    old, new = _told(name, before), _told(name, after)
+def _changed_values(name: str, before: str, after: str) -> Iterator[str]:
+    """Yield each changed value of a file as `KEY=OLD -> NEW`."""
+    old, new = _values_in(name, before), _values_in(name, after)
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key):
             yield f"{key}={old.get(key, '(not set)')} -> {new.get(key, '(not set)')}"
 
 
-def _told(name: str, text: str) -> dict[str, Any]:
-    """The values of a file by their path."""
+def _values_in(name: str, text: str) -> dict[str, Any]:
+    """Return the values in a file by key path; empty if it is not a Python file or a document."""
     if name.endswith(".py"):
         return values_in(text)
     if not name.endswith(DOCUMENTS):

@@ -1,10 +1,17 @@
-"""Provenance of a study's best config: what was tuned, and how it was measured. It goes into
-exported files, where people read it without this package.
+"""Provenance of a study's best config: what was tuned, and how it was measured. Exported files
+include it, so that they can be read without this package.
 
-study {id, name}   model   cluster   trainer   runner   config (its label)   autotune (version of this package)
-tokens_per_s, step_time_s, step_time_spread (relative), steps, final_rounds, measured_at (ISO 8601,
-UTC)
-trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_time_spread} or null   speedup, speedup_low, speedup_high: numbers or null   too_noisy: why there is no speedup, or null
+study {id, name}
+model, cluster, trainer, runner
+config                                            its label
+autotune                                          version of this package
+tokens_per_s, step_time_s, step_time_spread       spread: relative
+steps, final_rounds
+measured_at                                       ISO 8601, UTC
+trials {measured, failed}
+default                                           {config, tokens_per_s, step_time_s, step_time_spread} or null
+speedup, speedup_low, speedup_high                numbers or null
+too_noisy                                         why there is no speedup, or null
 """
 
 from __future__ import annotations
@@ -19,33 +26,34 @@ from autotune.trainers import Launch
 
 
 def in_environment_of(study: Study, launch: Launch, inherited: Mapping[str, str]) -> Launch:
-    """The launch with the variables of its trials: those that the trials `inherited`, which a note
-    lists, and those of the study's runner (`runner.env`). The launch's own variables override both,
-    as in trials.
+    """Return the launch with the environment variables of its trials: those that the trials
+    `inherited`, which a note lists, and `runner.env` of the study. Variables of the launch override
+    both, as in trials.
 
-    Those of single nodes (`runner.node_env`) are named in a note, because a launch does not know
-    its nodes.
+    A note lists variables of single nodes (`runner.node_env`), because a launch is the same on all
+    nodes.
     """
     options = study.runner_options
-    given = {name: str(value) for name, value in (options.get("env") or {}).items()}
-    more = {n: text for n, text in inherited.items() if n not in {*given, *launch.env}}
+    runner_env = {name: str(value) for name, value in (options.get("env") or {}).items()}
+    more = {n: text for n, text in inherited.items() if n not in {*runner_env, *launch.env}}
     notes = [
-        f"the trials had {_listed(its)} on node {node}; set the same variables there"
-        for node, its in (options.get("node_env") or {}).items()
+        f"the trials had {_listed(variables)} on node {node}; set the same variables there"
+        for node, variables in (options.get("node_env") or {}).items()
     ]
     if more:
         notes.append(
             f"the trials inherited {_listed(more)} from autotune's environment, so this launch sets the same"
         )
-    return replace(launch, env={**more, **given, **launch.env}, notes=(*launch.notes, *notes))
+    return replace(launch, env={**more, **runner_env, **launch.env}, notes=(*launch.notes, *notes))
 
 
 def _listed(variables: Mapping[str, Any]) -> str:
+    """Return `NAME=VALUE, ...`."""
     return ", ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def provenance(result: Result) -> dict[str, Any]:
-    """The document; empty without a measured config."""
+    """Return the provenance as JSON values (see above); empty without a measured config."""
     from autotune import __version__
 
     best, study = result.best, result.record.study
@@ -75,11 +83,12 @@ def provenance(result: Result) -> dict[str, Any]:
 
 
 def _searched(trials: tuple[Trial, ...]) -> int:
-    """Without those that measure finalists again."""
+    """Return the number of trials without final runs, which re-measure configs."""
     return sum(trial.purpose is not TrialPurpose.FINAL for trial in trials)
 
 
 def _measured(trial: Trial) -> dict[str, Any]:
+    """Return the config and its measurement as JSON values."""
     measurement = trial.measurement
     assert measurement is not None
     return {

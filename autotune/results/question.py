@@ -1,4 +1,4 @@
-"""The question for the best known config: of which model and cluster, and by which objective."""
+"""The query for the best known config: model, cluster, filters, and objective."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from autotune.spec.study import METRICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Whose best config is wanted."""
+class Question:
+    """A query for the best known config."""
 
     model: str = ""
     """name in the catalog or in the history; empty for the best of each model and cluster"""
     cluster: str = ""
-    """name"""
+    """name in the catalog or in the history; empty for any"""
     trainer: str = ""
-    """empty: any for what was measured, native for the cost model"""
+    """empty: any trainer for measured results, native for the cost model"""
     runner: str = ""
-    """empty: all but simulated"""
+    """empty: any runner except simulated"""
     num_gpus: int | None = None
-    """GPUs of the cluster, for measured results; None for any number"""
+    """number of GPUs in the cluster, for measured results; None for any number"""
     measured_after: datetime | None = None
-    """only results measured since, with a time zone; None for any time"""
+    """only results measured after this time; UTC if it has no time zone. None for any time"""
     seq_len: int | None = None
-    """sequence length in tokens, for the nearest workload and for the cost model; with None, as in
-    the history, else assumed"""
+    """sequence length in tokens, for the nearest workload and for the cost model; None: the nearest
+    workload's, else assumed"""
     global_batch_size: int | None = None
-    """batch size in sequences, for the cost model; with None, as in the history, else assumed"""
+    """batch size in sequences, for the cost model; None: the nearest workload's, else assumed"""
     metric: str | None = None
-    """throughput, goodput or cost; None for speed alone, unless `stability_weight` is given"""
+    """throughput, goodput or cost; None: ranked by speed only, unless `stability_weight` is set"""
     stability_weight: float | None = None
-    """0 to 1; with None the default objective's, if a metric is named"""
+    """0 to 1; None: the default objective's, if `metric` is set"""
 
     def __post_init__(self) -> None:
         if self.metric:
@@ -57,8 +57,7 @@ class Asked:
 
     @property
     def measured_filters(self) -> dict[str, Any]:
-        """What the question says of measurements beside model and cluster, as filters of
-        `HistoryReader.best`."""
+        """The filters of `HistoryReader.best`, except model and cluster."""
         return {
             "trainer": self.trainer,
             "runner": self.runner,
@@ -68,12 +67,10 @@ class Asked:
 
     @property
     def objective(self) -> Objective | None:
-        """What to rank by; None for speed."""
+        """The objective to rank by; None to rank by speed."""
         if not self.metric and self.stability_weight is None:
             return None
-        asked = Objective(metric=self.metric) if self.metric else Objective()
-        return (
-            asked
-            if self.stability_weight is None
-            else replace(asked, stability_weight=self.stability_weight)
-        )
+        objective = Objective(metric=self.metric) if self.metric else Objective()
+        if self.stability_weight is None:
+            return objective
+        return replace(objective, stability_weight=self.stability_weight)

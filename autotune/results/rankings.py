@@ -1,8 +1,6 @@
-"""Other orders of a study's trials: under another objective, or the Pareto front. Nothing is run
-and nothing is changed.
-
-Why a trial of a study won or lost: against the baseline, and against the winner or the runner-up.
-"""
+"""Rankings of a study's trials: by another objective, by version, or as the Pareto front; and why a
+trial won or lost against the baseline and against the winner or the runner-up. All of it is
+computed from the stored trials."""
 
 from __future__ import annotations
 
@@ -20,19 +18,20 @@ from autotune.results.winner import may_win
 from autotune.spec import Objective, Trial, TrialPurpose, TrialStatus, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.plain import to_plain
-from autotune.spec.runs.versions import asked_versions, has_versions
+from autotune.spec.runs.versions import has_versions, parse_versions
 from autotune.spec.study import METRICS, SIMULATED
 from autotune.spec.texts.as_text import format_duration
 
 
 def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:
-    """The measured trials of a study with their rewards under another objective, best first."""
+    """Return the measured trials of a study with their rewards under another objective, best
+    first."""
     return _ranked(result_of(store, study_id), objective)
 
 
 def pareto(result: Result) -> list[Trial]:
-    """The trials of a study that none other matches in speed, stability, memory headroom and cost
-    and beats in one, fastest first."""
+    """Return the Pareto front of a study's trials in speed, stability, memory headroom and cost,
+    fastest first."""
     return reward.pareto(_candidates(result), result.record.study.workload.cluster.gpu)
 
 
@@ -46,7 +45,7 @@ def best_document(
     stability_weight: float | None = None,
     version: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """`ranking_document` of what the store knows of the study. Raises `NotFoundError`."""
+    """Return the `ranking_document` of a stored study. Raises `NotFoundError`."""
     result = result_of(store, study_id)
     return ranking_document(
         result,
@@ -67,39 +66,41 @@ def ranking_document(
     stability_weight: float | None = None,
     version: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front,
-    each with its `merits`.
+    """Return `document` with `configs`: the best `top`, or with `pareto` the Pareto front, each
+    trial with its `merits`.
 
-    `version`: NAME=VERSION, only trials that were measured with all of these, without a claim of a
-    speedup where that leaves the winner out. `metric` and `stability_weight` rank again under
-    another objective: then best, speedup and rewards are those of that objective. Raises
-    `SpecError` for an unknown metric, and where the study has a target: its proxies are not
-    compared.
+    `version`: NAME=VERSION, only trials measured with all of these; the speedup is None if that
+    leaves out the winner. `metric` and `stability_weight`: another objective, which then determines
+    best, speedup and rewards. Raises `SpecError` for an unknown metric, and for any of these
+    options with a target, because its proxies cannot be compared.
     """
-    asked = objective = result.record.study.objective
+    requested = objective = result.record.study.objective
     if metric:
-        asked = replace(asked, metric=one_of("metric", metric, METRICS))
+        requested = replace(requested, metric=one_of("metric", metric, METRICS))
     if stability_weight is not None:
-        asked = replace(asked, stability_weight=stability_weight)
-    if result.record.study.at_hand is not None and (pareto or asked != objective):
+        requested = replace(requested, stability_weight=stability_weight)
+    if result.record.study.at_hand is not None and (pareto or requested != objective):
         raise SpecError(
             "a study with a target has one ranking, by throughput, because its proxies are different jobs and are not compared with each other",
             remedy="omit pareto, metric and stability_weight",
         )
-    if versions := asked_versions(version):
-        if pareto or asked != objective:
+    if versions := parse_versions(version):
+        if pareto or requested != objective:
             raise SpecError(
                 "a ranking by version uses the study's own objective, but you also requested a different ranking",
                 remedy="omit pareto, metric and stability_weight, or omit version",
                 field="version",
             )
-        return _measured_with(result, versions, top)
+        return _ranking_by_versions(result, versions, top)
     answer = document(result, top=top)
-    answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
-    # by its own objective they are ranked already
-    ranked = _ranked(result, asked) if asked != objective else []
-    if asked != objective:
-        answer |= _under(result, ranked)
+    answer["objective"] = {
+        "metric": requested.metric,
+        "stability_weight": requested.stability_weight,
+    }
+    # `document` ranks by the study's objective already
+    ranked = _ranked(result, requested) if requested != objective else []
+    if requested != objective:
+        answer |= _outcome(result, ranked)
         answer["configs"] = [
             {"rank": i, **t.to_dict(), "note": ""} for i, t in enumerate(ranked[:top], 1)
         ]
@@ -111,8 +112,8 @@ def ranking_document(
 def front_documents(
     result: Result, rewarded: Mapping[int, Trial] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials
-    with other rewards."""
+    """Return the Pareto front, fastest first, each trial with its rank and `merits`. `rewarded`:
+    trials by number that replace those of the result, with rewards by another objective."""
     front, workload = pareto(result), result.record.study.workload
     return [
         {
@@ -126,8 +127,9 @@ def front_documents(
 
 
 def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
-    """What the front is about: tokens_per_s, stability, memory_headroom (share of the capacity;
-    None where it is not known), cost of a million tokens and its unit (USD, J or rank_s)."""
+    """Return the quantities that the Pareto front compares: tokens_per_s, stability,
+    memory_headroom (fraction of the capacity, None if unknown), cost of a million tokens and its
+    unit (USD, J or rank_s)."""
     m = trial.measurement
     if m is None:
         return {}
@@ -143,14 +145,15 @@ def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
-    """Best and speedup of another ranking, as far as that was measured."""
+def _outcome(result: Result, ranked: list[Trial]) -> dict[str, Any]:
+    """Return best and speedup of a ranking by another objective. Its speedup has no interval,
+    because the finals compare configs by the study's objective."""
     best, base = next(iter(ranked), None), result.baseline
     speeds = [
         reward.tokens_per_s(t) for t in (best, base) if t is not None and t.measurement is not None
     ]
-    again = {t.number for t in result.confirmed}
-    confirmed = best is not None and base is not None and {best.number, base.number} <= again
+    remeasured = {t.number for t in result.confirmed}
+    confirmed = best is not None and base is not None and {best.number, base.number} <= remeasured
     return {
         "best": best.to_dict() if best is not None else None,
         "speedup": speeds[0] / speeds[1] if len(speeds) == 2 and result.too_noisy is None else None,
@@ -161,8 +164,8 @@ def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
     }
 
 
-def _measured_with(result: Result, versions: Mapping[str, str], top: int) -> dict[str, Any]:
-    """The ranking of the trials that were measured with these versions."""
+def _ranking_by_versions(result: Result, versions: Mapping[str, str], top: int) -> dict[str, Any]:
+    """Return the ranking of the trials that were measured with these versions."""
     answer, objective = document(result, top=1), result.record.study.objective
     rows = [
         row
@@ -183,29 +186,30 @@ def _measured_with(result: Result, versions: Mapping[str, str], top: int) -> dic
     }
     return answer | {
         "best": to_plain(best),
-        "configs": [{**row, "rank": at} for at, row in enumerate(rows[:top], 1)],
+        "configs": [{**row, "rank": rank} for rank, row in enumerate(rows[:top], 1)],
     }
 
 
 def _ranked(result: Result, objective: Objective) -> list[Trial]:
+    """Return the measured trials with their rewards by this objective, best first."""
     base = result.baseline.measurement if result.baseline else None
     workload = result.record.study.workload
     return reward.rerank(_candidates(result), objective=objective, workload=workload, baseline=base)
 
 
 def _candidates(result: Result) -> list[Trial]:
-    """The trials that may win, with their configs' figures."""
+    """Return the trials that may win, with the corrected figures of their configs."""
     return may_win(result.shown, result.record.study)
 
 
 def explain(store: StudyReader, study_id: str, trial: int | None = None) -> dict[str, Any]:
-    """Why a trial (None: the winner) won or lost: `autotune.reward.Explanation`'s plain values and,
-    of the winner, the study's `notes`. Raises `NotFoundError`."""
+    """Return why a trial (None: the winner) won or lost: `autotune.reward.Explanation` as JSON
+    values, and for the winner the study's `notes`. Raises `NotFoundError`."""
     return explained(result_of(store, study_id), trial)
 
 
 def explained(result: Result, number: int | None = None) -> dict[str, Any]:
-    """`explain` of a result that is at hand."""
+    """Return `explain` for a result that is already loaded."""
     if number is None and result.best is None:
         why = (
             "has no winner, because proxies are not ranked"
@@ -241,7 +245,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     if trial.is_measured and trial.status is TrialStatus.STOPPED:
         document["text"].insert(0, f"trial {trial.number} was stopped early: {trial.reason}")
     if "winner" in explanation.against:
-        document["text"].append(_step_beside_winner(trial, result))
+        document["text"].append(_compared_steps(trial, result))
     if won and runner_up is not None and runner_up.number in result.tied_with:
         document["text"].append(
             f"trial {trial.number} and trial {runner_up.number} are statistically tied: in the final "
@@ -255,19 +259,21 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     return {**document, "notes": list(result.notes) if won else []}
 
 
-def _step_beside_winner(trial: Trial, result: Result) -> str:
-    own, best = (
+def _compared_steps(trial: Trial, result: Result) -> str:
+    """Return a sentence with the median step times of the trial and of the winner."""
+    step, winner_step = (
         format_duration(t.measurement.step_time_s if t is not None and t.measurement else None)
         for t in (trial, result.best)
     )
-    return f"trial {trial.number}'s median step takes {own}, and the winner's takes {best}"
+    return f"trial {trial.number}'s median step takes {step}, and the winner's takes {winner_step}"
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
-    """Breakdowns taken in the final rounds, under the number of the config's first trial."""
-    taken = {
+    """Return the breakdowns of step times (seconds by part), by trial number. A breakdown is
+    measured in one trial of a config, and applies to all of its trials."""
+    breakdowns = {
         t.config: t.measurement.breakdown_s
         for t in trials
         if t.measurement is not None and t.measurement.breakdown_s
     }
-    return {t.number: taken[t.config] for t in trials if t.config in taken}
+    return {t.number: breakdowns[t.config] for t in trials if t.config in breakdowns}

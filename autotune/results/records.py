@@ -1,5 +1,4 @@
-"""A study's record as plain JSON values and back: what a program at the other end of a wire needs
-to work on a study as if it had the store."""
+"""Study records from the service's JSON, for clients that have no access to the store."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from autotune.ports import StudyRecord
 
 
 def record_of(document: Mapping[str, Any]) -> StudyRecord:
-    """The record of `StudyRecord.to_dict`. Raises `ServiceError` for what another release wrote and
-    this one cannot read."""
+    """Return the record from `StudyRecord.to_dict`. Unknown fields are ignored. Raises
+    `ServiceError` if this release cannot read the record that another one wrote."""
     known = {field.name for field in fields(StudyRecord)}
     try:
         return StudyRecord.from_dict(

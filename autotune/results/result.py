@@ -1,6 +1,5 @@
-"""The result of a study: its trials, the winner with its speedup, and their display in Python.
-
-A result's trials as a pandas DataFrame.
+"""The result of a study: its trials, the winner with its speedup, its figures, and its trials as a
+pandas DataFrame.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class Result:
     """the baseline if it could not be measured, with its prediction: the failed trial, or a trial
     that says why the baseline cannot run here"""
     speedup_low: float | None = None
-    """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among
-    several configs"""
+    """lower end of the speedup's 95% CI, which includes the noise between runs and the selection
+    among several configs"""
     speedup_high: float | None = None
-    """its upper end"""
+    """upper end of the speedup's 95% CI"""
     below: Mapping[int, str] = field(default_factory=dict)
     """for each trial with a higher speed than `best`, the reason why the trial does not rank above
     `best` (`standing_notes`)"""
@@ -78,7 +77,8 @@ class Result:
 
     @property
     def failed(self) -> tuple[Trial, ...]:
-        """Trials that failed. A trial that was cancelled after a failed attempt is not among them."""
+        """Trials that failed. A trial that was cancelled after a failed attempt is not among
+        them."""
         return tuple(t for t in self.trials if t.status is TrialStatus.FAILED)
 
     @property
@@ -88,7 +88,7 @@ class Result:
         return Plots(self)
 
     def to_dataframe(self) -> DataFrame:
-        """One row for each displayed trial (`shown`), indexed by number: knobs, status,
+        """Return one row for each displayed trial (`shown`), indexed by number: knobs, status,
         measurement, estimate, reward, failure.
 
         Columns have units in their names and are the same as in `autotune store export`. Raises
@@ -115,8 +115,8 @@ class Result:
 
 
 def trial_frame(trials: Sequence[Trial]) -> DataFrame:
-    """One row for each trial, indexed by its number; the columns are the same as in `autotune store
-    export`. Raises `MissingExtraError` without pandas."""
+    """Return one row for each trial, indexed by its number; the columns are the same as in
+    `autotune store export`. Raises `MissingExtraError` without pandas."""
     try:
         import pandas
     except ModuleNotFoundError as error:
@@ -134,11 +134,11 @@ class ResultView(Protocol):
     """A view of results, registered under `autotune.views`."""
 
     def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
-        """Figures by name; None if the result has no data for one."""
+        """Return the figures by name; None if the result has no data for one."""
         ...
 
     def summary_html(self, result: Result) -> str:
-        """The result in a few lines of HTML, for a notebook."""
+        """Return the result in a few lines of HTML, for a notebook."""
         ...
 
 
@@ -150,10 +150,8 @@ class Plots:
         self._result = result
 
     def __call__(self, name: str) -> Figure:
-        """The figure with this
-                name.
-        Raises `NotFoundError` for an unknown name, or when the result has no data for the figure.
-        """
+        """Return the figure with this name. Raises `NotFoundError` for an unknown name, or if the
+        result has no data for the figure."""
         makers = result_view().plots()
         if name not in makers:
             names = ", ".join(makers)
@@ -162,10 +160,10 @@ class Plots:
             )
         plot = makers[name](self._result)
         if plot is None:
-            having = ", ".join(self) or "none yet"
+            available = ", ".join(self) or "none yet"
             raise NotFoundError(
                 f"study {self._result.record.id} has no data for the figure {name!r}",
-                remedy=f"the study has data for these figures: {having}",
+                remedy=f"the study has data for these figures: {available}",
             )
         return plot
 
@@ -189,6 +187,6 @@ class Plots:
 
 
 def result_view() -> ResultView:
-    """The view that shows results in a notebook."""
+    """Return the view that shows results in a notebook."""
     view: ResultView = load(VIEWS, "notebook")()
     return view

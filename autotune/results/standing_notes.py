@@ -1,5 +1,5 @@
-"""Why a config does not stand above the winner though its figure is higher: said in the row of its
-trial, wherever one is shown."""
+"""The reasons why configs with a higher speed or reward than the winner do not win. They are shown
+in the rows of their trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from autotune.study.controller.finals.finalists import (
 
 
 def with_standing(result: Result) -> Result:
-    """The result with `below`; `shown` trials have these reasons before their own."""
+    """Return the result with `below` set, and its reasons added to those of the trials in
+    `shown`."""
     below = _below(result)
     if not below:
         return result
@@ -33,8 +34,9 @@ def with_standing(result: Result) -> Result:
 
 
 def _below(result: Result) -> Mapping[int, str]:
-    """By trial that has a higher reward or more tokens/s than the winner, why it is not the winner.
-    Of the finals each run has its round's figure, which is none of a config."""
+    """Return, by number of each trial with a higher reward or more tokens/s than the winner, why it
+    is not the winner. Final runs are left out, because each has the figure of its round, not its
+    config's."""
     best = result.best
     if best is None or result.record.study.at_hand is not None:
         return {}
@@ -54,7 +56,7 @@ def _below(result: Result) -> Mapping[int, str]:
 
 
 def why_below(trial: Trial, result: Result, *, than: float) -> str:
-    """Why a trial stands below another whose reward is `than`, in words."""
+    """Return the reason why a trial ranks below another one whose reward is `than`."""
     if trial.config in failed_in_finals(result.trials):
         return "failed when it was re-measured"
     if not competes(trial, result.record.study):

@@ -1,5 +1,5 @@
-"""A study whose baseline could not be measured: why, and what was predicted for it. No speedup can
-be stated then."""
+"""The baseline of a study that could not measure it, and so reports no speedup: its trial, and the
+reason."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _FAILED = {
 
 
 def unmeasured_baseline(record: StudyRecord, trials: Iterable[Trial]) -> Trial | None:
-    """The baseline's failed trial, or the one that was not run because it cannot run here, with its
-    prediction; None where the baseline was measured, or may be."""
+    """Return the baseline's failed trial, or one with its prediction if it cannot run here; None if
+    the baseline was measured or still may be."""
     runs = [t for t in trials if t.purpose is TrialPurpose.BASELINE]
     if any(t.is_measured or not t.status.is_terminal for t in runs):
         return None
-    refused = record.result.get("refused_baseline")
-    return Trial.from_dict(refused) if refused and not runs else next(iter(runs), None)
+    rejected = record.result.get("refused_baseline")
+    return Trial.from_dict(rejected) if rejected and not runs else next(iter(runs), None)
 
 
 def why_unmeasured(trial: Trial | None) -> str:
-    """Why the baseline was not measured, in words. `trial`: of `unmeasured_baseline`."""
+    """Return why the baseline was not measured. `trial`: from `unmeasured_baseline`."""
     if trial is not None and trial.failure is not None:
         return f"the baseline {_FAILED.get(trial.failure.kind, 'failed')} (trial {trial.number})"
     if trial is not None and trial.status is TrialStatus.INFEASIBLE:
-        said = "the baseline "
-        return said + (trial.reason.partition(said)[2] or f"cannot run here ({trial.reason})")
+        subject = "the baseline "
+        return subject + (trial.reason.partition(subject)[2] or f"cannot run here ({trial.reason})")
     return "the baseline was not measured"

@@ -48,7 +48,7 @@ _HOW = {
 """(what is missing, how to set it) by key of the spec"""
 VOCABULARY = "fill in: vocab_size"
 """comment of a shape without a vocabulary size"""
-OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
+WORKLOAD_KEYS = {"seq_len": "seq_len", "batch": "global_batch_size"}
 """arguments of a review that set a field of the workload"""
 _OF_SPEC = {"precision": "space.precision", "config": "baseline", "cluster": "cluster"}
 """other arguments of a review, with the key of the spec that they set"""
@@ -92,7 +92,7 @@ def _with_user_values(found: Target, user_values: Mapping[str, Any]) -> dict[str
     document = dict(found.document)
     workload_values = {
         key: user_values[name]
-        for name, key in OF_WORKLOAD.items()
+        for name, key in WORKLOAD_KEYS.items()
         if user_values.get(name) is not None
     }
     document["workload"] = {**(document.get("workload") or {}), **workload_values}
@@ -139,7 +139,9 @@ def _open_keys(
     one_gpu = _one_gpu(found, user_values)
     known = {"trainer.argv", "trainer.cwd"}
     known |= {
-        f"workload.{key}" for name, key in OF_WORKLOAD.items() if user_values.get(name) is not None
+        f"workload.{key}"
+        for name, key in WORKLOAD_KEYS.items()
+        if user_values.get(name) is not None
     }
     known |= {key for name, key in _OF_SPEC.items() if user_values.get(name)}
     if any(VOCABULARY in comment for comment in found.comments):  # only the vocabulary is missing

@@ -24,7 +24,7 @@ from autotune.onboarding.script.adapters import (
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Review
-from autotune.reviews.completing import OF_WORKLOAD, VOCABULARY, completed, remarks_of
+from autotune.reviews.completing import VOCABULARY, WORKLOAD_KEYS, completed, remarks_of
 from autotune.reviews.dangers import code_lines, dangers_of
 from autotune.reviews.earlier import earlier_of
 from autotune.reviews.edits import proposal, space_around
@@ -341,7 +341,7 @@ def _spec(found: Target, user_values: Mapping[str, Any]) -> str:
         return found.texts.get(found.name, "")
     given = {
         f"workload.{key}": user_values[name]
-        for name, key in OF_WORKLOAD.items()
+        for name, key in WORKLOAD_KEYS.items()
         if user_values.get(name) is not None
     }
     return found.draft.with_values(given).text

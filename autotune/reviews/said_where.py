@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.errors import SpecError
 from autotune.reviews.dangers import code_lines
-from autotune.spec.texts.usual_names import target_of
+from autotune.spec.texts.usual_names import setting_of
 
 _VALUE = re.compile(
     r"\b(tp|pp|cp|ep|dp|micro_batch_size|accumulation_steps|global_batch_size)=(\d+)"
@@ -64,6 +64,6 @@ def _line_of(knob: str, value: int, texts: Mapping[str, str]) -> str:
 def _values_of(line: str) -> Iterator[tuple[str, int]]:
     """(knob, value) of the knobs that a line sets."""
     for name, value in _SET.findall(line):
-        target = target_of(name.rpartition(".")[2].replace("-", "_").lower())
+        target = setting_of(name.rpartition(".")[2].replace("-", "_").lower())
         if target is not None:
             yield target, int(value)

@@ -68,7 +68,7 @@ def reward(
             config.global_batch_size, reference.tokens_per_step / workload.tokens_per_sequence, phi
         )
         per_node = workload.cluster.gpus_per_node
-        kept = objective.kept_share(config.world_size, per_node) / objective.kept_share(
+        kept = objective.training_share(config.world_size, per_node) / objective.training_share(
             reference.num_ranks, per_node
         )
         gained *= kept

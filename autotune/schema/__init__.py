@@ -1,11 +1,16 @@
-"""The study spec, one schema for YAML, command line and REST, turned into frozen values here.
+"""The study spec: one schema for YAML, command line and REST, parsed into frozen values.
 
-reading.py      file or standard input -> plain document, within limits, and what is wrong with a text that is no YAML
-files.py          the files and the code that a spec points to
-document.py     types that all documents share                               space_models.py   values of knobs, the space's document
-model_documents.py  the shapes of `model`
-source_text.py  the text that a spec was read from, and places in it
-spec_models.py  what keys a spec has: pydantic models, JSON schema           parsing.py        document -> Study; names looked up, rules written out
+reading.py           file or standard input -> plain document, within limits; messages for invalid YAML
+files.py             the files and the code that a spec refers to
+source_text.py       the text that a spec was read from, and the lines of its fields
+document.py          base class and value types of all documents
+spec_models.py       pydantic models of the keys of a spec; JSON schema
+model_documents.py   the forms of `model`
+rl_documents.py      `rl`, `rollout` and `workload.lengths`
+space_models.py      the search space and its knob values
+clusters.py          the clusters of a spec
+unknown_names.py     all unknown names of a spec in one error
+parsing.py           document -> Study
 """
 
 from autotune.schema.files import folder_of, read_spec

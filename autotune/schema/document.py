@@ -1,6 +1,7 @@
-"""What all documents share: a mapping whose keys are all known, and the types of its values.
+"""The base class of all documents, which rejects unknown keys, and the types of their values.
 
-Numbers are strict: text is no number and true is no 1, except that YAML writes `1e-3` as text. Times, tokens, bytes and rates may have a unit
+Numbers are strict: text and booleans are rejected, except for text such as `1e-3`, which YAML 1.1
+does not read as a number. Times, tokens, bytes and rates may have a unit
 (`autotune.spec.texts.quantity`).
 """
 
@@ -47,23 +48,24 @@ from autotune.spec.texts.quantity import (
     TOKENS,
     Quantity,
 )
-from autotune.spec.texts.usual_names import meant_by
+from autotune.spec.texts.usual_names import meanings_of
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
 
 
 def _number(value: Any) -> Any:
-    """YAML 1.1 reads `1e-3`, which has no dot, as text."""
+    """Return text such as `1e-3` as a number, because YAML 1.1 needs a dot to read it as one."""
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def either(text: str, inline: str) -> Discriminator:
-    """A value that is text (a name or a path) or is written out inline."""
+    """Return a discriminator with the tag `inline` for mappings, and `text` for names and paths."""
     return Discriminator(lambda value: inline if isinstance(value, Mapping | BaseModel) else text)
 
 
-def written(quantity: Quantity, bounds: Any, *, whole: bool = False) -> BeforeValidator:
-    """Text as people write the quantity (`1h`, `80GiB`), as the plain number; `bounds` and `whole` are those of the number, for the JSON schema."""
+def with_unit(quantity: Quantity, bounds: Any, *, whole: bool = False) -> BeforeValidator:
+    """Return a validator that turns text with a unit (`1h`, `80GiB`) into a number in the base
+    unit. `bounds`, `whole`: of the number, for the JSON schema."""
 
     def plain(value: Any) -> Any:
         if (
@@ -91,6 +93,7 @@ def written(quantity: Quantity, bounds: Any, *, whole: bool = False) -> BeforeVa
 
 
 def _number_of_query(value: Any) -> Any:
+    """Return the text of a query parameter as a number; unchanged if it is not one."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -109,26 +112,27 @@ _TOKENS = Field(gt=0, le=1e18)
 _SEQUENCE = Field(ge=1, le=1 << 27)
 _NOT_NEGATIVE = Field(ge=0)
 _FIGURE = Field(ge=1, le=1e30)
-Seconds = Annotated[Number, _SECONDS, written(TIME, _SECONDS)]
-GpuSeconds = Annotated[Number, _POSITIVE, written(TIME, _POSITIVE)]
-Latency = Annotated[Number, _LATENCY, written(TIME, _LATENCY)]
-Tokens = Annotated[Number, _TOKENS, written(TOKENS, _TOKENS)]
-Bytes = Annotated[Number, _FIGURE, written(BYTES, _FIGURE)]
-BytesPerSecond = Annotated[Number, _FIGURE, written(BYTES_PER_S, _FIGURE)]
-FlopsPerSecond = Annotated[Number, _FIGURE, written(FLOPS_PER_S, _FIGURE)]
-SequenceLength = Annotated[StrictInt, _SEQUENCE, written(SEQUENCE, _SEQUENCE, whole=True)]
-DocumentLength = Annotated[StrictInt, _NOT_NEGATIVE, written(SEQUENCE, _NOT_NEGATIVE, whole=True)]
+Seconds = Annotated[Number, _SECONDS, with_unit(TIME, _SECONDS)]
+GpuSeconds = Annotated[Number, _POSITIVE, with_unit(TIME, _POSITIVE)]
+Latency = Annotated[Number, _LATENCY, with_unit(TIME, _LATENCY)]
+Tokens = Annotated[Number, _TOKENS, with_unit(TOKENS, _TOKENS)]
+Bytes = Annotated[Number, _FIGURE, with_unit(BYTES, _FIGURE)]
+BytesPerSecond = Annotated[Number, _FIGURE, with_unit(BYTES_PER_S, _FIGURE)]
+FlopsPerSecond = Annotated[Number, _FIGURE, with_unit(FLOPS_PER_S, _FIGURE)]
+SequenceLength = Annotated[StrictInt, _SEQUENCE, with_unit(SEQUENCE, _SEQUENCE, whole=True)]
+DocumentLength = Annotated[StrictInt, _NOT_NEGATIVE, with_unit(SEQUENCE, _NOT_NEGATIVE, whole=True)]
 IN_QUERY = BeforeValidator(_number_of_query)
-"""marks a number of a query, where all values are text: `Annotated[Tokens, IN_QUERY]`"""
+"""validates a number in a URL query, where all values are text: `Annotated[Tokens, IN_QUERY]`"""
 Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
 
 
-MOST_MISTAKES = 10
-"""mistakes that an error tells, the first of a document: another ten thousand would cost as much to find and help nobody"""
-OF_SPEC = ("model", "cluster", "workload", "space", "trainer", "runner", "searcher", "budget")
-"""keys of the spec itself that are sought in one of its mappings"""
-OF_WORKLOAD = (
+MAX_MISTAKES = 10
+"""maximum number of mistakes in one error; a document may have thousands, and finding them takes
+time"""
+SPEC_KEYS = ("model", "cluster", "workload", "space", "trainer", "runner", "searcher", "budget")
+"""top-level keys that users may misplace in one of the mappings"""
+WORKLOAD_KEYS = (
     "lengths",
     "seq_len",
     "global_batch_size",
@@ -141,29 +145,29 @@ OF_WORKLOAD = (
     "attention_kernel",
     "loop",
 )
-"""keys of `workload` that are sought in other places"""
-_PARTS = {"budget": Budget, "measure": MeasureSpec, "objective": Objective}
-_OF_PARTS = {field.name: part for part, kind in _PARTS.items() for field in fields(kind)}
-HOMES = dict.fromkeys(OF_WORKLOAD, "workload") | {
-    name: part for name, part in _OF_PARTS.items() if name not in KNOBS
+"""keys of `workload` that users may misplace"""
+_SECTIONS = {"budget": Budget, "measure": MeasureSpec, "objective": Objective}
+_SECTION_KEYS = {field.name: name for name, kind in _SECTIONS.items() for field in fields(kind)}
+SECTION_OF = dict.fromkeys(WORKLOAD_KEYS, "workload") | {
+    key: name for key, name in _SECTION_KEYS.items() if key not in KNOBS
 }
-"""the mapping that a key belongs to, by keys that are sought in other places"""
+"""the section of each key that users may misplace"""
 
 
 class Document(BaseModel):
-    """A mapping whose keys are all known."""
+    """A mapping that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="wrap")
     @classmethod
     def _known_keys_only(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuses unknown keys, and reports them together with what is wrong with the known ones."""
-        fields = cls.model_fields  # looked up once: it is worked out anew each time
+        """Report unknown keys together with the mistakes in known ones."""
+        fields = cls.model_fields  # looked up once, because the property is computed at each access
         unknown = (
             [key for key in values if key not in fields] if isinstance(values, Mapping) else []
         )
-        # a key that is a word of Python's own, such as `async`, is a field by its alias
+        # a key that is a Python keyword, such as `async`, is the alias of a field
         if unknown:
             fields = {field.alias or name: field for name, field in fields.items()}
             unknown = [key for key in values if key not in fields]
@@ -178,40 +182,46 @@ class Document(BaseModel):
                 ),
                 input=values,
             )
-            for key in unknown[:MOST_MISTAKES]  # the first: no error tells more
+            for key in unknown[:MAX_MISTAKES]
         ]
         try:
             check({name: values[name] for name in fields if name in values})
         except ValidationError as error:
-            # sorted where all are known
-            mistakes += [_carried(found) for found in error.errors(include_url=False)]
+            # `autotune.schema.parsing` sorts them
+            mistakes += [_repeated(found) for found in error.errors(include_url=False)]
         raise ValidationError.from_exception_data(cls.__name__, mistakes)
 
     @classmethod
     def _remedy(cls, key: Any) -> str:
-        """What to write instead of a key that this mapping does not have. Sought only for mistakes that are told: it takes a millisecond."""
-        possible = {key} | (meant_by(str(key)) - {"model"}) if isinstance(key, str) else set()
+        """Return the remedy for an unknown key of this mapping. It takes a millisecond, so it is
+        called only for mistakes that are reported."""
+        possible = {key} | (meanings_of(str(key)) - {"model"}) if isinstance(key, str) else set()
         if (
-            meant := next((name for name in HOMES if name in possible), "")
-        ) and meant not in cls.model_fields:
-            its, home = "it" if meant == key else meant, HOMES[meant]
-            return f"{its} is a key of {home}; write `{home}: {{{meant}: ...}}`"
-        if key in OF_SPEC and key not in cls.model_fields:
+            known_key := next((name for name in SECTION_OF if name in possible), "")
+        ) and known_key not in cls.model_fields:
+            subject, section = "it" if known_key == key else known_key, SECTION_OF[known_key]
+            return f"{subject} is a key of {section}; write `{section}: {{{known_key}: ...}}`"
+        if key in SPEC_KEYS and key not in cls.model_fields:
             return f"this is a key of the spec itself; write `{key}: ...` at the left margin"
         names = [field.alias or name for name, field in cls.model_fields.items()]
-        if found := nearest(key, names):
-            return found
+        if suggestion := nearest(key, names):
+            return suggestion
         if knob := next(
-            (name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields),
+            (
+                name
+                for name in KNOBS
+                if name in meanings_of(str(key)) and name not in cls.model_fields
+            ),
             "",
         ):
             return f"did you mean the knob {knob}? Write its values under `space`, as `space: {{{knob}: [...]}}`"
         return f"keys: {', '.join(names)}"
 
 
-class Later:
-    """Marks a document that few specs have: `Annotated[SlurmDocument, Later(SlurmDocument)]`. Its validator is built when a spec has one, which saves half of the
-    time that building the validator of a study takes."""
+class Deferred:
+    """Marks a document that few specs have: `Annotated[SlurmDocument, Deferred(SlurmDocument)]`.
+    Its validator is built when a spec has one, which halves the time to build the validator of a
+    study."""
 
     def __init__(self, document: type[BaseModel]) -> None:
         self._document = document
@@ -224,20 +234,22 @@ class Later:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The document's own, among the definitions."""
+        """Return a reference to the document's schema, which is added to the definitions."""
         self._document.model_rebuild()
-        whole = dict(self._document.__pydantic_core_schema__)
-        if "ref" not in whole:
-            return handler(cast(CoreSchema, whole))
-        by_name = core_schema.definition_reference_schema(str(whole["ref"]))
-        return handler(core_schema.definitions_schema(by_name, [cast(CoreSchema, whole)]))
+        document_schema = dict(self._document.__pydantic_core_schema__)
+        if "ref" not in document_schema:
+            return handler(cast(CoreSchema, document_schema))
+        reference = core_schema.definition_reference_schema(str(document_schema["ref"]))
+        return handler(
+            core_schema.definitions_schema(reference, [cast(CoreSchema, document_schema)])
+        )
 
 
-def _carried(found: ErrorDetails) -> InitErrorDetails:
-    """A problem that pydantic reported, to be reported again."""
-    context = {**found.get("ctx", {}), "message": found["msg"]}
+def _repeated(details: ErrorDetails) -> InitErrorDetails:
+    """Return an error of pydantic in the form that a new `ValidationError` accepts."""
+    context = {**details.get("ctx", {}), "message": details["msg"]}
     return InitErrorDetails(
-        type=PydanticCustomError(found["type"], "{message}", context),
-        loc=found["loc"],
-        input=found["input"],
+        type=PydanticCustomError(details["type"], "{message}", context),
+        loc=details["loc"],
+        input=details["input"],
     )

@@ -1,12 +1,17 @@
-"""The files that a spec points to: a model's config.json, a search space, training data, a program's folder and the templates of its files.
+"""The files that a spec refers to: a model's config.json, a search space, training data, a
+program's folder and the templates of its files.
 
-A spec that is read from a file comes out self-contained: what the files hold stands in it, and the path of the data is absolute. So it means the same in
-another folder, on resumption, and for a service on another machine. Paths are relative to the spec's own folder.
+Reading a spec from a file makes it self-contained: the contents of the files are inserted, and
+other paths become absolute. So it means the same in another folder, after a restart, and on a
+service's machine. Relative paths start at the spec's folder.
 
-Models that code builds: a function of the user's (`module`), or transformers' own class of a config.json (`hf`).
+Models that code builds: by a user's function (`module`), or as the transformers class of a
+config.json (`hf`).
 
-A user's code runs only where the spec is a file of this machine, and in a process of its own (`Inspect`). The shapes of transformers' classes follow from
-the config.json; what no shape describes has to be built: a family that is not known, layers of several kinds, and a model with other towers.
+A user's code runs only if the spec is a file on this machine, and in a separate process
+(`Inspect`). The shape of a transformers class follows from the config.json, with three exceptions
+that must be built: unknown families, models with several kinds of layers, and models with other
+towers, such as vision.
 """
 
 from __future__ import annotations
@@ -41,31 +46,34 @@ from autotune.trainers.base.trainer_option import Option
 from autotune.trainers.command.overrides import check_places
 
 MODEL_BYTES = 1 << 18
-"""A `config.json` larger than this is none."""
+"""maximum size of a `config.json`"""
 
 
 def read_spec(source: str | Path) -> ReadDocument:
-    """The self-contained document of a YAML or JSON file, of standard input (`-`), or of a study that ships (its name, e.g. `laptop`).
+    """Return the self-contained document of a YAML or JSON file, of standard input (`-`), or of a
+    built-in study (its name, e.g. `laptop`).
 
-    Raises `SpecError` when it (or a file that it points to) cannot be read, is too large, is no YAML or is not a mapping.
+    Raises `SpecError` if it, or a file that it refers to, cannot be read, is too large, is not
+    YAML, or is not a mapping.
     """
-    shipped = study_files()
-    if str(source) in shipped and not Path(source).exists():
-        source = shipped[str(source)]
-    document = read_document(source, what="study spec", built_in=shipped)
+    built_in = study_files()
+    if str(source) in built_in and not Path(source).exists():
+        source = built_in[str(source)]
+    document = read_document(source, what="study spec", built_in=built_in)
     with places_in(document):
         _include_files(document, folder_of(source))
     return document
 
 
 def folder_of(source: str | Path) -> Path:
-    """Where relative paths in the spec start: the file's folder, or the current one for standard
-    input (`-`)."""
+    """Return the folder that relative paths in the spec start at: the file's folder, or the current
+    one for standard input (`-`)."""
     return Path.cwd() if str(source) == "-" else Path(source).absolute().parent
 
 
 def _include_files(document: ReadDocument, base: Path) -> None:
-    """Puts what the files hold that the document points to in the place of their paths, and makes the other paths absolute."""
+    """Replace paths in the document by the contents of their files, and make the other paths
+    absolute."""
     model, space, data = (document.get(key) for key in ("model", "space", "data"))
     if isinstance(model, dict) and isinstance(model.get("hf"), str) and "source" not in model:
         path = config_json(model["hf"], base)
@@ -94,7 +102,7 @@ def _include_files(document: ReadDocument, base: Path) -> None:
 
 
 def _has_image(document: Mapping[str, Any]) -> bool:
-    """Whether the program runs in a container, whose files are not those of this machine."""
+    """Return whether the program runs in a container, whose files may not exist on this machine."""
     slurm = document.get("slurm")
     return bool(
         document.get("kubernetes") or (isinstance(slurm, Mapping) and slurm.get("container"))
@@ -102,29 +110,37 @@ def _has_image(document: Mapping[str, Any]) -> bool:
 
 
 def with_program_files(
-    asked: dict[str, Any], base: Path, *, has_image: bool = False
+    trainer: dict[str, Any], base: Path, *, has_image: bool = False
 ) -> dict[str, Any]:
-    """The trainer with absolute paths of its program's folder (`cwd`; `base`, where a program has a relative path beside it and no folder) and environment
-    (`python`), and with the contents of the templates that it names (`files`). `has_image`: an absolute path may be that of a container's image."""
-    cwd, files, python = asked.get("cwd"), asked.get("files"), asked.get("python")
-    options = _options(asked)
+    """Return a spec's `trainer` with absolute paths of the program's folder (`cwd`) and interpreter
+    (`python`), and with the contents of its templates (`files`).
+
+    `cwd` defaults to `base` if the program has a relative path. `has_image`: absolute paths may
+    exist only in a container image.
+    """
+    cwd, files, python = trainer.get("cwd"), trainer.get("files"), trainer.get("python")
+    options = _options(trainer)
     changes: dict[str, Any] = {
         option.name: path
         for option in options
-        if option.is_path and (path := _beside(asked.get(option.name), base))
+        if option.is_path and (path := _absolute(trainer.get(option.name), base))
     }
     if (
         cwd is None
         and CWD in options
-        and any(_is_relative(asked.get(name)) for name in PROGRAM_OPTIONS)
+        and any(_is_relative(trainer.get(name)) for name in PROGRAM_OPTIONS)
     ):
         cwd = "."
-    if cwd is None and asked.get("kind") == "command" and _names_a_file(asked.get("argv"), base):
+    if (
+        cwd is None
+        and trainer.get("kind") == "command"
+        and _names_a_file(trainer.get("argv"), base)
+    ):
         cwd = "."
     if isinstance(python, str) and python:
         changes["python"] = os.path.abspath(
             base / expanded(python, field="trainer.python")
-        )  # a link to an interpreter is its environment's
+        )  # do not follow links, because a virtual environment's python is a link
     if isinstance(cwd, str) and cwd not in ("", "{files}"):
         folder = locate(cwd, base, field="trainer.cwd")
         if not folder.is_dir() and not (has_image and Path(cwd).is_absolute()):
@@ -134,8 +150,8 @@ def with_program_files(
                 field="trainer.cwd",
             )
         changes["cwd"] = str(folder)
-        if isinstance(asked.get("overrides"), dict):
-            check_places(asked["overrides"], folder)
+        if isinstance(trainer.get("overrides"), dict):
+            check_places(trainer["overrides"], folder)
     if isinstance(files, dict):
         changes["files"] = {
             name: read_template(template, base, field=f"trainer.files.{name}")
@@ -143,21 +159,23 @@ def with_program_files(
             else template
             for name, template in files.items()
         }
-    return {**asked, **changes}
+    return {**trainer, **changes}
 
 
-def _options(asked: Mapping[str, Any]) -> tuple[Option, ...]:
-    """The options of the trainer that is asked for; none where there is no such trainer, which is said later."""
-    kind = asked.get("kind")
+def _options(trainer_document: Mapping[str, Any]) -> tuple[Option, ...]:
+    """Return the options of a spec's trainer; empty if it is unknown, which is reported later."""
+    kind = trainer_document.get("kind")
     return trainer(kind).options if isinstance(kind, str) and kind in trainer_names() else ()
 
 
 def _is_relative(path: Any) -> bool:
+    """Return whether the value is a relative path."""
     return isinstance(path, str) and bool(path) and not os.path.isabs(path)
 
 
-def _beside(path: Any, base: Path) -> str:
-    """The whole path of a file or folder beside the spec, or of what such names begin with, as datasets are named; empty where there is none."""
+def _absolute(path: Any, base: Path) -> str:
+    """Return the absolute path of a file or folder in `base`, or of the common prefix of files
+    there, as datasets are named; empty if there is none."""
     if not _is_relative(path) or "\0" in path:
         return ""
     whole = base.absolute() / path
@@ -169,7 +187,7 @@ def _beside(path: Any, base: Path) -> str:
 
 
 def _names_a_file(argv: Any, base: Path) -> bool:
-    """Whether a command has a word that is a file beside the spec: its program then runs in the spec's folder, wherever the launch is started."""
+    """Return whether a word of the command is the relative path of a file in `base`."""
     words = argv if isinstance(argv, list) else ()
     return any(
         _is_relative(word) and "\0" not in word and len(word) < 4096 and (base / word).is_file()
@@ -178,7 +196,7 @@ def _names_a_file(argv: Any, base: Path) -> bool:
 
 
 def read_template(text: str, base: Path, *, field: str) -> dict[str, Any]:
-    """The contents of a JSON, YAML or TOML file with placeholders."""
+    """Return the contents of a JSON, YAML or TOML file with placeholders. Raises `SpecError`."""
     path = locate(text, base, field=field)
     try:
         if path.suffix != ".toml" or not path.is_file():
@@ -198,31 +216,34 @@ def read_template(text: str, base: Path, *, field: str) -> dict[str, Any]:
 
 
 def is_model_file(text: str) -> bool:
-    """Whether `model: text` is a path, and neither a catalog name nor the hub id of a model of the catalog."""
+    """Return whether `model: text` is a path, and neither a catalog name nor the hub id of a
+    catalog model."""
     if text in catalog.model_names() or not _is_path(text, (".json",)):
         return False
     return text.lower() not in catalog.hub_models()
 
 
 def is_space_file(text: str) -> bool:
-    """Whether `space: text` is a path and no space that ships."""
+    """Return whether `space: text` is a path, and not a built-in space."""
     return text not in space_files() and _is_path(text, (".yaml", ".yml", ".json"))
 
 
 def read_model(text: str, base: Path | None) -> ModelSpec:
-    """The model of a Hugging Face `config.json`, or of the folder that holds one, named after the folder."""
+    """Return the model of a Hugging Face `config.json`, given its path or folder, named after the
+    folder."""
     path = config_json(text, base)
     model = ModelSpec.from_hf(path, name=model_name(path))
     return check_source(replace(model, source=canonical(read_config_json(path))))
 
 
 def config_json(text: str, base: Path | None) -> Path:
-    """The `config.json` that a spec of folder `base` points to by its path or by its folder; it is a JSON document."""
+    """Return the path of a `config.json`, given its path or folder in a spec in `base`. Raises
+    `SpecError` if it is not a JSON document."""
     path = locate(text, base, field="model")
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file() or path.stat().st_size > MODEL_BYTES:
-        what = (
+        problem = (
             "is not a config.json"
             if path.exists()
             else "is neither a file nor the hub id of a catalog model"
@@ -231,18 +252,19 @@ def config_json(text: str, base: Path | None) -> Path:
             nearest(text.lower(), catalog.hub_models())
             or "set `model` to the path of a config.json, or to the model's fields"
         )
-        raise SpecError(f"{text!r} {what}", remedy=remedy, field="model")
+        raise SpecError(f"{text!r} {problem}", remedy=remedy, field="model")
     read_config_json(path)
     return path
 
 
 def model_name(path: Path) -> str:
-    """The name of the model of a `config.json`: that of its folder, or of the file where it is called otherwise."""
+    """Return the name for the model of a `config.json`: its folder's name, or the file's if the
+    file has another name."""
     return name_of(path.parent.name if path.name == "config.json" else path.stem)
 
 
 def find_data(text: str, base: Path) -> str:
-    """The absolute path of the training data."""
+    """Return the absolute path of the training data. Raises `SpecError` if it is not a file."""
     path = locate(text, base, field="data")
     if not path.is_file():
         raise SpecError(
@@ -254,7 +276,8 @@ def find_data(text: str, base: Path) -> str:
 
 
 def locate(text: str, base: Path | None, *, field: str) -> Path:
-    """The path that `text` means in a spec of folder `base`; without a folder (over the wire) paths are refused."""
+    """Return the absolute path of `text` in a spec in `base`. Raises `SpecError` without a folder
+    (specs that arrive over the network)."""
     if base is None:
         raise SpecError(
             f"paths are allowed only in a spec that is read from a file, but {field} is {text!r}",
@@ -267,16 +290,18 @@ def locate(text: str, base: Path | None, *, field: str) -> Path:
 
 
 def name_of(file: str) -> str:
-    """A file's name as the name of what it holds: letters, digits and a few signs."""
+    """Return a file's name as a valid name of a model or space: letters, digits and `_.:+-`."""
     return re.sub(r"[^A-Za-z0-9_.:+-]+", "-", file).strip("-.:+")[:100] or "unnamed"
 
 
 def _is_path(text: str, suffixes: tuple[str, ...]) -> bool:
+    """Return whether the text has a slash or one of the suffixes."""
     return "/" in text or "\\" in text or text.endswith(suffixes)
 
 
 Inspect = Callable[[ModelSpec], ModelSpec]
-"""Builds the model of `ModelSpec.code`, and returns it with its shape, parameters, plans and fingerprint (`autotune.ports.DryRunner.inspect`)."""
+"""builds the model of `ModelSpec.code`, and returns the spec with its shape, parameters, plans and
+fingerprint (`autotune.ports.DryRunner.inspect`)"""
 
 
 def own_model(
@@ -288,7 +313,8 @@ def own_model(
     base: Path | None,
     inspect: Inspect | None,
 ) -> ModelSpec:
-    """The model that the user's function builds. Raises `SpecError` where code may not be run, and what `inspect` raises."""
+    """Return the model that the user's function builds. Raises `SpecError` if code must not run,
+    and whatever `inspect` raises."""
     if base is None or inspect is None:
         raise SpecError(
             f"building a model runs its code, which is only allowed if the spec is a file on your "
@@ -307,7 +333,8 @@ def own_model(
 def transformers_model(
     text: str, source: str, *, base: Path | None, inspect: Inspect | None
 ) -> ModelSpec:
-    """transformers' own class of a config.json: of the file at that path, or of the JSON text `source`; then `text` is its name."""
+    """Return the transformers class of a config.json as a model. `text`: path of the file, or with
+    its JSON text in `source` the model's name."""
     if source:
         document, name = _parsed(source), name_of(text)
     else:
@@ -330,7 +357,7 @@ def transformers_model(
         return can_build(replace(_unknown(name, code=code), source=canonical(document)))
     try:
         model = ModelSpec.from_hf(document, name=name)
-    except SpecError:  # sizes that differ from layer to layer, layers of other kinds
+    except SpecError:  # layers of different sizes or kinds must be built
         if can_build is None:
             raise
         return can_build(replace(_unknown(name, code=code), source=canonical(document)))
@@ -339,13 +366,14 @@ def transformers_model(
 
 
 def _unknown(name: str, *, code: ModelCode) -> ModelSpec:
-    """A model whose shape is not known yet."""
+    """Return a model with placeholders for its shape, which building it determines."""
     return ModelSpec(
         name=name, num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
     )
 
 
 def _parsed(source: str) -> dict[str, Any]:
+    """Return the JSON object in the text of a config.json. Raises `SpecError`."""
     try:
         document = read_json(source)
     except ValueError as error:
@@ -359,6 +387,7 @@ def _parsed(source: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

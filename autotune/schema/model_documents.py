@@ -1,4 +1,5 @@
-"""The shapes of `model` in a study spec: a name, a decoder written out, transformers' own class, a module of the user's, or the number of weights alone."""
+"""The forms of `model` in a study spec: a name, a decoder's sizes, a transformers class, a user's
+module, or only the number of weights."""
 
 from __future__ import annotations
 
@@ -113,6 +114,7 @@ _BUILDER = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 
 
 def _builder_name(name: str) -> str:
+    """Return the name if it has the form MODULE:FUNCTION."""
     if not re.fullmatch(_BUILDER, name):
         raise PydanticCustomError(
             "builder_name",
@@ -143,6 +145,7 @@ class ModuleModelDocument(Document, defer_build=True):
 
 
 def _kind_of_model(value: Any) -> str:
+    """Return the tag of the form."""
     if not isinstance(value, Mapping | BaseModel):
         return "<name>"
     keys = set(value) if isinstance(value, Mapping) else type(value).model_fields.keys()
@@ -152,10 +155,10 @@ def _kind_of_model(value: Any) -> str:
 
 
 _KINDS = {"hf": "<hf>", "module": "<module>", "parameters": "<counted>"}
-"""by the key that tells it from the others"""
+"""tag of each form by the key that only this form has"""
 
 
-AskedModel = Annotated[
+ModelValue = Annotated[
     Annotated[Text, Tag("<name>")]
     | Annotated[HuggingFaceModelDocument, Tag("<hf>")]
     | Annotated[ModuleModelDocument, Tag("<module>")]

@@ -1,12 +1,13 @@
-"""A file or standard input as a plain document: mappings, lists, text, numbers, true, false, null.
+"""Read a file or standard input as a plain document: mappings, lists, text, numbers, true, false,
+null.
 
-YAML is read by the safe loader; a document that is JSON, as JSON. Limits keep a hostile document cheap: its size in bytes, its open brackets,
-its depth, and its number of nodes with every alias followed, so that a few lines of aliases cannot stand for billions.
+JSON is read by the json module, YAML by the safe loader. Limits make hostile documents cheap: the
+size in bytes, the open brackets, the depth, and the number of nodes with aliases expanded, because
+a few lines of aliases can expand to billions of nodes.
 
-What is wrong with a text that is no YAML: the parser's findings in words that somebody who writes specs understands.
-
-PyYAML says what its scanner expected (`expected <block end>, but found '<scalar>'`). People make few mistakes: a tab, an indentation that fits no line
-above, a bracket or quote that is never closed, a colon inside plain text.
+PyYAML's errors name tokens of its scanner (`expected <block end>, but found '<scalar>'`). They are
+replaced by messages about the usual mistakes: a tab, inconsistent indentation, a bracket or quote
+that is not closed, a colon in plain text.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ MAX_DEPTH = 20
 
 
 def read_document(source: str | Path, *, what: str, built_in: Collection[str] = ()) -> ReadDocument:
-    """The mapping that the file holds. `what` names it in errors, and so do the `built_in` names
-    that may be passed instead of a path."""
+    """Return the mapping in a file. `what`: kind of document, for errors; `built_in`: names that
+    the caller accepts instead of a path, for errors. Raises `SpecError`."""
     if str(source) == "-":
         return parse_text(
             sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what, file="standard input"
@@ -68,7 +69,7 @@ def read_document(source: str | Path, *, what: str, built_in: Collection[str] = 
 
 
 def _kind(document: Any) -> str:
-    """What a document that is no mapping is."""
+    """Return the kind of a document that is not a mapping, for errors."""
     if document is None:
         return "empty"
     if isinstance(document, list):
@@ -79,7 +80,8 @@ def _kind(document: Any) -> str:
 def parse_text(
     text: str, *, where: str, what: str, file: str = "", most_yaml_bytes: int = MAX_BYTES
 ) -> ReadDocument:
-    """The mapping that the text holds, as YAML or JSON. `file`: the name of the text in the places of mistakes."""
+    """Return the mapping in a YAML or JSON text. `where`: the text's source, for errors; `file`:
+    its name next to the lines that errors show. Raises `SpecError`."""
     import yaml
 
     size = len(text.encode("utf-8", errors="replace"))
@@ -113,7 +115,8 @@ def parse_text(
 
 
 def check_size(document: Mapping[str, Any]) -> None:
-    """Raises `SpecError` when the document is too deep, too large (aliases followed), or holds what JSON cannot."""
+    """Raise `SpecError` if the document is too deep, too large with aliases expanded, or has values
+    that JSON cannot represent."""
     left = MAX_NODES
     stack: list[tuple[Any, int, Any]] = [(document, 0, ())]
     while stack:
@@ -123,7 +126,7 @@ def check_size(document: Mapping[str, Any]) -> None:
             raise SpecError(
                 f"a spec may have at most {MAX_NODES:,} values, nested {MAX_DEPTH} deep, but this one has more"
             )
-        if node is None or isinstance(node, _PLAIN):  # first: nearly all values are plain
+        if node is None or isinstance(node, _PLAIN):  # first, because most values are plain
             if why := _why_not_json(node):
                 raise SpecError(why, field=_field(place))
         elif isinstance(node, Mapping):
@@ -141,16 +144,16 @@ def check_size(document: Mapping[str, Any]) -> None:
 
 
 _PLAIN = (str, int, float)
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _why_not_json(node: str | float | None) -> str:
-    """Why a plain value is none of JSON, in words; empty when it is one."""
+    """Return why JSON cannot represent a plain value; empty if it can."""
     if isinstance(node, str):
-        is_whole = node.isascii() or not _HALF.search(node)
+        is_valid = node.isascii() or not _SURROGATE.search(node)
         return (
             ""
-            if is_whole
+            if is_valid
             else f"a spec's text must be Unicode, but {node[:40]!a} contains an unpaired surrogate"
         )
     if isinstance(node, int):
@@ -165,7 +168,7 @@ def _why_not_json(node: str | float | None) -> str:
 
 
 def _field(place: Any) -> str:
-    """The dotted name of a place, which is its parent's and its key."""
+    """Return the dotted name of a place, which is a pair (parent's place, key)."""
     parts: list[str] = []
     while place:
         place, key = place
@@ -174,7 +177,8 @@ def _field(place: Any) -> str:
 
 
 def _json(text: str) -> Any:
-    """The JSON document, or None when it is no JSON (a YAML flow mapping begins with a brace as well)."""
+    """Return the JSON document; None if it is not JSON, because a YAML flow mapping also begins
+    with a brace. Raises `SpecError` for a repeated key."""
     try:
         return read_json(text)
     except RepeatedKeyError as error:
@@ -184,7 +188,8 @@ def _json(text: str) -> Any:
 
 
 def _loader() -> Any:
-    """The safe loader, which also refuses a key that is given twice (YAML would silently take the last)."""
+    """Return PyYAML's safe loader, which here also rejects repeated keys, where YAML uses the last
+    one."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -200,15 +205,16 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
     def whole_number(loader: Loader, node: yaml.ScalarNode) -> Any:
-        """YAML 1.1 reads 1:30 as 90, in base 60, and 0100 as 64, in base 8; here they stay text, which is refused where a number is due."""
-        is_old = ":" in node.value or re.fullmatch(r"[-+]?0[0-9_]+", node.value)
-        return node.value if is_old else loader.construct_yaml_int(node)
+        """Return the number, or text for 1:30 and 0100, which YAML 1.1 reads in base 60 and base 8.
+        Numeric keys reject text."""
+        is_other_base = ":" in node.value or re.fullmatch(r"[-+]?0[0-9_]+", node.value)
+        return node.value if is_other_base else loader.construct_yaml_int(node)
 
     Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
     return Loader
 
 
-_WORDS: tuple[tuple[str, str, str], ...] = (
+_MESSAGES: tuple[tuple[str, str, str], ...] = (
     (r"character '\\t'", "YAML does not allow tabs for indentation", "replace the tab with spaces"),
     (
         r"mapping values are not allowed",
@@ -261,17 +267,19 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         "put quotes around the text",
     ),
 )
-"""patterns of the parser's words, what they mean, and what to do; the first that matches counts"""
+"""(pattern of PyYAML's message, our message, remedy); the first match is used"""
 
 
 def plain_problem(error: Exception) -> str:
-    """What a parser says of a value. Python tells its programmers what to do about long numbers, which no caller can."""
-    said = " ".join(str(error).split())[:200]
-    return "a whole number has too many digits" if "integer string conversion" in said else said
+    """Return a parser's message in at most 200 characters. For long numbers it is replaced, because
+    Python's remedy is for programmers."""
+    message = " ".join(str(error).split())[:200]
+    is_long = "integer string conversion" in message
+    return "a whole number has too many digits" if is_long else message
 
 
 def _yaml_mistake(error: Exception, source: SourceText, *, what: str) -> SpecError:
-    """The parser's error as a `SpecError`, with its place when the parser knows it."""
+    """Return the parser's error as a `SpecError`, with its place if the parser reports one."""
     if isinstance(error, RecursionError):
         return SpecError(f"the {what}{_named(source)} is not YAML: it is nested too deeply")
     mark: Any = getattr(error, "problem_mark", None)
@@ -280,9 +288,9 @@ def _yaml_mistake(error: Exception, source: SourceText, *, what: str) -> SpecErr
     if mark is None or not problem:
         return SpecError(f"the {what}{_named(source)} is not YAML: {plain_problem(error)}")
     message, remedy = problem, ""
-    for pattern, words, todo in _WORDS:
+    for pattern, text, what_to_do in _MESSAGES:
         if re.search(pattern, problem):
-            message, remedy = words.format(begin=begin.line + 1), todo.format()
+            message, remedy = text.format(begin=begin.line + 1), what_to_do.format()
             break
     lines = source.text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
@@ -298,4 +306,5 @@ def _yaml_mistake(error: Exception, source: SourceText, *, what: str) -> SpecErr
 
 
 def _named(source: SourceText) -> str:
+    """Return ` in FILE`; empty without a file."""
     return f" in {source.file}" if source.file else ""

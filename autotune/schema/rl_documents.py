@@ -1,4 +1,5 @@
-"""`rl`, `rollout` and `workload.lengths` of a spec: their shape, and what they become.
+"""The keys `rl`, `rollout` and `workload.lengths` of a spec: their pydantic models, and the frozen
+values made of them.
 
 lengths     512 | {mean: 900, p50: 700, p95: 2600, max: 8192} | {histogram: {512: 100, 1024: 40}} | {file: lengths.txt} | {log: run.log} | {log: run.log, max: 8192}
 placement   colocated | split | async | {split: [TRAINER_GPUS, ROLLOUT_GPUS]} | {async: [TRAINER_GPUS, ROLLOUT_GPUS], staleness: 1}
@@ -33,6 +34,7 @@ from autotune.spec.post_training import PostTraining, Rollout
 from autotune.trainers.post_training.logs import PhaseLog, read_phases
 
 MAX_BYTES = 1 << 28
+"""maximum size of a file with lengths"""
 NotNegative = Annotated[Number, Field(ge=0)]
 Percentage = Annotated[Number, Field(ge=0, le=1 << 27)]
 
@@ -71,7 +73,7 @@ class LengthsDocument(Document, defer_build=True):
     )
 
 
-AskedLengths = Annotated[
+LengthsValue = Annotated[
     Annotated[Number, Field(gt=0, le=1 << 27), Tag("<tokens>")]
     | Annotated[LengthsDocument, Tag("<inline>")],
     either("<tokens>", "<inline>"),
@@ -125,10 +127,10 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="prompts per optimizer step, instead of mini_batches"
     )
     epochs: Count = Field(default=1, description="passes over a step's responses")
-    prompt_lengths: AskedLengths | None = Field(
+    prompt_lengths: LengthsValue | None = Field(
         default=None, description="prompt lengths in tokens; default for dpo: none"
     )
-    response_lengths: AskedLengths | None = Field(
+    response_lengths: LengthsValue | None = Field(
         default=None,
         description="response lengths in tokens; default for dpo: seq_len, without the prompt",
     )
@@ -234,19 +236,19 @@ class RolloutDocument(Document, defer_build=True):
     )
 
 
-USUAL = {
+TRAINER_DEFAULTS = {
     "verl": ("fsdp", "batch", False),
     "nemo_rl": ("fsdp", "mini_batch", False),
     "openrlhf": ("deepspeed", "none", False),
     "trl": ("fsdp", "none", True),
 }
 """defaults of each trainer: (engine, balance, padded)"""
-ANY = ("fsdp", "none", True)
-"""defaults for the user's own programs"""
+_PROGRAM_DEFAULTS = ("fsdp", "none", True)
+"""defaults for users' programs"""
 
 
 def post_training_of(
-    asked: PostTrainingDocument,
+    document: PostTrainingDocument,
     rollout: RolloutDocument | None,
     *,
     trainer: str,
@@ -257,79 +259,79 @@ def post_training_of(
     seq_len: int,
     batch: Any,
 ) -> PostTraining:
-    """The post-training that a spec asks for. `critic` looks up its model by name; `seq_len` and
+    """Return the post-training step of a spec. `critic` looks up a model by name; `seq_len` and
     `batch` are those of the workload. Raises `SpecError` with the field."""
-    engine, balance, padded = USUAL.get(trainer, ANY)
-    placement, gpus, staleness = _placement(asked, cluster)
-    count = asked.responses or (2 if asked.algorithm == "dpo" else 1)
-    num_prompts, prompts, responses = _prompts_and_lengths(asked, count, base, seq_len, batch)
-    generates = asked.algorithm != "dpo"
+    engine, balance, padded = TRAINER_DEFAULTS.get(trainer, _PROGRAM_DEFAULTS)
+    placement, gpus, staleness = _placement(document, cluster)
+    count = document.responses or (2 if document.algorithm == "dpo" else 1)
+    num_prompts, prompts, responses = _prompts_and_lengths(document, count, base, seq_len, batch)
+    generates = document.algorithm != "dpo"
     if rollout is not None and not generates:
         raise SpecError(
             "dpo trains on existing responses and generates none, but the spec has `rollout`",
             remedy="omit `rollout`",
             field="rollout",
         )
-    judge = None
-    if asked.algorithm == "ppo":
-        judge = (
+    critic_model = None
+    if document.algorithm == "ppo":
+        critic_model = (
             model
-            if asked.critic is None
+            if document.critic is None
             else located(
-                "rl.critic.model", lambda: critic(str(asked.critic and asked.critic.model))
+                "rl.critic.model", lambda: critic(str(document.critic and document.critic.model))
             )
         )
-    elif asked.critic is not None:
+    elif document.critic is not None:
         raise SpecError(
-            f"only ppo has a critic, but algorithm={asked.algorithm}",
+            f"only ppo has a critic, but algorithm={document.algorithm}",
             remedy="omit `critic`, or use ppo",
             field="rl.critic",
         )
     tokens = num_prompts * count * responses.mean
     log = None if rollout is None or rollout.log is None else _log(rollout.log, "rollout.log", base)
-    told = None if rollout is None else _rollout(rollout, tokens, cluster, gpus, log)
+    engine_speed = None if rollout is None else _rollout(rollout, tokens, cluster, gpus, log)
     return PostTraining(
-        algorithm=asked.algorithm,
+        algorithm=document.algorithm,
         prompts=num_prompts,
         responses=count,
-        mini_batches=_mini_batches(asked, num_prompts),
-        epochs=asked.epochs,
+        mini_batches=_mini_batches(document, num_prompts),
+        epochs=document.epochs,
         prompt_lengths=prompts,
         response_lengths=responses,
-        same_prompt=asked.same_prompt,
-        reference=asked.algorithm == "dpo" if asked.reference is None else asked.reference,
+        same_prompt=document.same_prompt,
+        reference=document.algorithm == "dpo" if document.reference is None else document.reference,
         reference_offload=trainer == "nemo_rl"
-        if asked.reference_offload is None
-        else asked.reference_offload,
-        critic=judge,
+        if document.reference_offload is None
+        else document.reference_offload,
+        critic=critic_model,
         placement=placement,
         rollout_gpus=gpus,
         staleness=staleness,
-        rollout=told,
-        reward_s=asked.reward_s or (log.median("reward") if log else None) or 0.0,
-        engine=asked.engine or engine,
-        micro_batch_tokens=asked.micro_batch_tokens,
-        log_prob_micro_batch_tokens=asked.log_prob_micro_batch_tokens,
-        phase_offload=asked.phase_offload,
-        balance=asked.balance or balance,
-        group_by_length=asked.group_by_length,
-        fused_rope=not (trainer == "verl" and (asked.engine or engine) == "megatron")
-        if asked.fused_rope is None
-        else asked.fused_rope,
-        whole_experts=asked.whole_experts,
-        padded=padded if asked.padded is None else asked.padded,
+        rollout=engine_speed,
+        reward_s=document.reward_s or (log.median("reward") if log else None) or 0.0,
+        engine=document.engine or engine,
+        micro_batch_tokens=document.micro_batch_tokens,
+        log_prob_micro_batch_tokens=document.log_prob_micro_batch_tokens,
+        phase_offload=document.phase_offload,
+        balance=document.balance or balance,
+        group_by_length=document.group_by_length,
+        fused_rope=not (trainer == "verl" and (document.engine or engine) == "megatron")
+        if document.fused_rope is None
+        else document.fused_rope,
+        whole_experts=document.whole_experts,
+        padded=padded if document.padded is None else document.padded,
     )
 
 
 def _prompts_and_lengths(
-    asked: PostTrainingDocument, count: int, base: Path | None, seq_len: int, batch: Any
+    document: PostTrainingDocument, count: int, base: Path | None, seq_len: int, batch: Any
 ) -> tuple[int, Lengths, Lengths]:
-    """(prompts per step, their lengths, lengths of responses). For dpo, which trains on existing
-    sequences, missing ones follow from the workload; other algorithms must have them."""
+    """Return (prompts per step, prompt lengths, response lengths). For dpo, which trains on existing
+    sequences, missing values follow from the workload; other algorithms require them."""
     for name in ("prompts", "prompt_lengths", "response_lengths"):
-        if getattr(asked, name) is None and asked.algorithm != "dpo":
+        if getattr(document, name) is None and document.algorithm != "dpo":
             raise SpecError("this key is required, but is missing", field=f"rl.{name}")
-    num_prompts = asked.prompts
+    num_prompts = document.prompts
     if num_prompts is None:
         if not isinstance(batch, int) or batch % count:
             raise SpecError(
@@ -338,20 +340,21 @@ def _prompts_and_lengths(
                 field="workload.global_batch_size",
             )
         num_prompts = batch // count
-    prompts = lengths_of(asked.prompt_lengths or 0.0, "rl.prompt_lengths", base, "prompt")
-    if asked.response_lengths is not None:
+    prompts = lengths_of(document.prompt_lengths or 0.0, "rl.prompt_lengths", base, "prompt")
+    if document.response_lengths is not None:
         field = "rl.response_lengths"
-        return num_prompts, prompts, lengths_of(asked.response_lengths, field, base, "response")
-    whole = Lengths(
+        return num_prompts, prompts, lengths_of(document.response_lengths, field, base, "response")
+    filling = Lengths(
         values=(max(seq_len - prompts.longest, 1.0),),
         assumed="assumed to fill seq_len, because rl.response_lengths is not set",
     )
-    return num_prompts, prompts, whole
+    return num_prompts, prompts, filling
 
 
 def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None) -> PostTraining:
-    """Fine-tuning on sequences of the given, unequal lengths: a step without generation or log-probabilities."""
-    _, balance, _ = USUAL.get(trainer, ANY)
+    """Return fine-tuning on sequences of these lengths, a step without generation or
+    log-probabilities."""
+    _, balance, _ = TRAINER_DEFAULTS.get(trainer, _PROGRAM_DEFAULTS)
     return PostTraining(
         algorithm="sft",
         prompts=batch,
@@ -365,51 +368,54 @@ def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None)
 
 
 def lengths_of(
-    asked: float | LengthsDocument, field: str, base: Path | None, which: str
+    document: float | LengthsDocument, field: str, base: Path | None, which: str
 ) -> Lengths:
-    """The distribution that a spec asks for. `which`: prompt or response, if a log contains both."""
-    if not isinstance(asked, LengthsDocument):
-        return Lengths(values=(float(asked),))
-    ways = [name for name in ("histogram", "file", "log") if getattr(asked, name) is not None]
-    percentiles = _percentiles(asked)
-    if ways == ["log"] and percentiles.keys() == {100.0} and asked.mean is None:
+    """Return the distribution of lengths in a spec. `which`: prompt or response, if a log contains
+    both."""
+    if not isinstance(document, LengthsDocument):
+        return Lengths(values=(float(document),))
+    ways = [name for name in ("histogram", "file", "log") if getattr(document, name) is not None]
+    percentiles = _percentiles(document)
+    if ways == ["log"] and percentiles.keys() == {100.0} and document.mean is None:
         return _lengths_of_log(
-            _log(str(asked.log), f"{field}.log", base), f"{field}.log", which, percentiles[100.0]
+            _log(str(document.log), f"{field}.log", base), f"{field}.log", which, percentiles[100.0]
         )
-    if len(ways) + bool(percentiles or asked.mean) != 1:
-        said = (
-            ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])])
+    if len(ways) + bool(percentiles or document.mean) != 1:
+        given = (
+            ", ".join([*ways, *(["mean and percentiles"] if percentiles or document.mean else [])])
             or "nothing"
         )
         raise SpecError(
-            f"the spec must give lengths in exactly one way, but it gives {said}",
+            f"the spec must give lengths in exactly one way, but it gives {given}",
             remedy="specify the mean and percentiles, a histogram, a file, or a log",
             field=field,
         )
-    if asked.histogram is not None:
+    if document.histogram is not None:
         counts = {
             float(_whole(length, f"{field}.histogram")): count
-            for length, count in asked.histogram.items()
+            for length, count in document.histogram.items()
         }
         return located(field, lambda: Lengths.of_histogram(counts))
-    if asked.file is not None:
-        return _of_file(asked.file, f"{field}.file", base)
-    if asked.log is not None:
-        return _lengths_of_log(_log(asked.log, f"{field}.log", base), f"{field}.log", which)
-    return located(field, lambda: Lengths.of_percentiles(percentiles, asked.mean))
+    if document.file is not None:
+        return _of_file(document.file, f"{field}.file", base)
+    if document.log is not None:
+        return _lengths_of_log(_log(document.log, f"{field}.log", base), f"{field}.log", which)
+    return located(field, lambda: Lengths.of_percentiles(percentiles, document.mean))
 
 
-def _percentiles(asked: LengthsDocument) -> dict[float, float]:
-    named: dict[float, float | None] = {0.0: asked.min, 100.0: asked.max}
-    named |= {
-        float(name[1:]): getattr(asked, name)
+def _percentiles(document: LengthsDocument) -> dict[float, float]:
+    """Return lengths in tokens by percentile (0 to 100)."""
+    lengths: dict[float, float | None] = {0.0: document.min, 100.0: document.max}
+    lengths |= {
+        float(name[1:]): getattr(document, name)
         for name in LengthsDocument.model_fields
         if re.fullmatch(r"p\d+", name)
     }
-    return {share: length for share, length in named.items() if length is not None}
+    return {percentile: n for percentile, n in lengths.items() if n is not None}
 
 
 def _of_file(text: str, field: str, base: Path | None) -> Lengths:
+    """Return the distribution of the lengths in a text file."""
     path = locate(text, base, field=field)
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -432,23 +438,25 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
 
 
 def _log(text: str, field: str, base: Path | None) -> PhaseLog:
+    """Return the phases in a post-training log. Raises `SpecError` if it has no step."""
     path = locate(text, base, field=field)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            found = read_phases(lines)
+            log = read_phases(lines)
     except OSError as error:
         raise SpecError(f"the log {text!r} cannot be read: {error}", field=field) from None
-    if not found.steps:
+    if not log.steps:
         raise SpecError(
             f"no step of verl, NeMo-RL, OpenRLHF or TRL was found in the log {text!r}",
             remedy="specify tokens_per_s_per_gpu and lengths as numbers instead",
             field=field,
         )
-    return found
+    return log
 
 
 def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = None) -> Lengths:
-    """`most`: tokens of the longest sequence that may come, which a short log has not seen."""
+    """Return the distribution of the lengths in a log. `most`: the longest possible sequence in
+    tokens, which may be missing in a short log."""
     mean, longest = log.median(f"{which}_mean"), most or log.largest(f"{which}_max")
     if mean is None:
         raise SpecError(
@@ -461,24 +469,26 @@ def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = 
     )
 
 
-def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, int, float]:
-    """(placement, GPUs that generate, staleness)"""
-    if isinstance(asked.placement, str):
-        word, gpus, inner = asked.placement, None, None
+def _placement(document: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, int, float]:
+    """Return (placement, number of GPUs that generate, staleness in steps)."""
+    if isinstance(document.placement, str):
+        word, gpus, inner = document.placement, None, None
     else:
-        both = asked.placement.split or asked.placement.async_
-        if (asked.placement.split is None) == (asked.placement.async_ is None) or both is None:
+        both = document.placement.split or document.placement.async_
+        if (document.placement.split is None) == (
+            document.placement.async_ is None
+        ) or both is None:
             raise SpecError(
                 "placement must be split or async",
                 remedy="use {split: [16, 16]} or {async: [16, 16], staleness: 1}",
                 field="rl.placement",
             )
         word, gpus, inner = (
-            "split" if asked.placement.split else "async",
+            "split" if document.placement.split else "async",
             both,
-            asked.placement.staleness,
+            document.placement.staleness,
         )
-    staleness = inner if inner is not None else asked.staleness
+    staleness = inner if inner is not None else document.staleness
     if word == "split" and staleness:
         raise SpecError(
             "placement=split allows no staleness, because training and generation wait for each other",
@@ -509,34 +519,37 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     return word, generating, float(staleness or 0.0)
 
 
-def _mini_batches(asked: PostTrainingDocument, prompts: int) -> int:
-    if asked.mini_batch_prompts is None:
-        return asked.mini_batches or 1
-    if asked.mini_batches is not None:
+def _mini_batches(document: PostTrainingDocument, prompts: int) -> int:
+    """Return the number of optimizer steps per epoch of a post-training step."""
+    if document.mini_batch_prompts is None:
+        return document.mini_batches or 1
+    if document.mini_batches is not None:
         raise SpecError(
             "mini_batches and mini_batch_prompts are alternatives, but the spec has both",
             remedy="omit one of them",
             field="rl.mini_batch_prompts",
         )
-    if prompts % asked.mini_batch_prompts:
+    if prompts % document.mini_batch_prompts:
         raise SpecError(
-            f"mini_batch_prompts must divide prompts, but mini_batch_prompts={asked.mini_batch_prompts} and prompts={prompts}",
+            f"mini_batch_prompts must divide prompts, but mini_batch_prompts={document.mini_batch_prompts} and prompts={prompts}",
             field="rl.mini_batch_prompts",
         )
-    return prompts // asked.mini_batch_prompts
+    return prompts // document.mini_batch_prompts
 
 
 def _rollout(
-    asked: RolloutDocument,
+    document: RolloutDocument,
     tokens: float,
     cluster: ClusterSpec,
     generating: int,
     log: PhaseLog | None,
 ) -> Rollout:
+    """Return the generation speed. `tokens`: generated per step; `generating`: number of GPUs that
+    generate, 0 if colocated."""
     ways = [
         name
         for name in ("tokens_per_s_per_gpu", "generation_s", "log")
-        if getattr(asked, name) is not None
+        if getattr(document, name) is not None
     ]
     if len(ways) != 1:
         raise SpecError(
@@ -545,19 +558,19 @@ def _rollout(
             remedy="use tokens_per_s_per_gpu, generation_s, or log",
             field="rollout",
         )
-    gpus = asked.gpus or generating or cluster.num_gpus
+    gpus = document.gpus or generating or cluster.num_gpus
     rates: tuple[tuple[int, float], ...]
-    if isinstance(asked.tokens_per_s_per_gpu, Mapping):
+    if isinstance(document.tokens_per_s_per_gpu, Mapping):
         rates = tuple(
             sorted(
                 (_whole(tp, "rollout.tokens_per_s_per_gpu"), rate)
-                for tp, rate in asked.tokens_per_s_per_gpu.items()
+                for tp, rate in document.tokens_per_s_per_gpu.items()
             )
         )
-    elif asked.tokens_per_s_per_gpu is not None:
-        rates = ((asked.tp, asked.tokens_per_s_per_gpu),)
-    elif asked.generation_s is not None:
-        rates = ((asked.tp, tokens / (asked.generation_s * gpus)),)
+    elif document.tokens_per_s_per_gpu is not None:
+        rates = ((document.tp, document.tokens_per_s_per_gpu),)
+    elif document.generation_s is not None:
+        rates = ((document.tp, tokens / (document.generation_s * gpus)),)
     else:
         assert log is not None
         seconds = log.median("generation")
@@ -567,24 +580,25 @@ def _rollout(
                 remedy="set tokens_per_s_per_gpu",
                 field="rollout.log",
             )
-        seen = log.median("response_tokens")
-        rates = ((asked.tp, (seen or tokens) / (seconds * gpus)),)
-    if asked.tp not in dict(rates):
-        said = ", ".join(str(tp) for tp, _ in rates)
+        logged = log.median("response_tokens")
+        rates = ((document.tp, (logged or tokens) / (seconds * gpus)),)
+    if document.tp not in dict(rates):
+        degrees = ", ".join(str(tp) for tp, _ in rates)
         raise SpecError(
-            f"the generation speed is given only for tp={said}, but the engine has tp={asked.tp}",
+            f"the generation speed is given only for tp={degrees}, but the engine has tp={document.tp}",
             field="rollout.tp",
         )
     return Rollout(
         tokens_per_s_per_gpu=rates,
-        tp=asked.tp,
-        memory_fraction=asked.memory_fraction,
-        sleeps=asked.sleeps,
-        tokens_per_s_per_response=asked.tokens_per_s_per_response or 0.0,
+        tp=document.tp,
+        memory_fraction=document.memory_fraction,
+        sleeps=document.sleeps,
+        tokens_per_s_per_response=document.tokens_per_s_per_response or 0.0,
     )
 
 
 def _whole(text: int | str, field: str) -> int:
+    """Return the key as a whole number. Raises `SpecError`."""
     try:
         return int(text)
     except ValueError:

@@ -1,11 +1,9 @@
-"""The text that a spec was read from: where in it a field stands, and the mistakes of a spec with their places.
+"""The text that a spec was read from, to show errors with the line of their field.
 
-    field        keys and positions in lists, joined by dots: `budget.max_trials`, `space.tp.0`
+    field        keys and list indices, joined by dots: `budget.max_trials`, `space.tp.0`
     entry        a key with its value, or one item of a list: what an error points at
 
-A text is parsed for places only once a mistake is known, so a correct spec costs nothing.
-
-Errors of values, told with the field of the spec that they come from.
+The text is parsed for places only after an error, so that valid specs cost no time.
 """
 
 from __future__ import annotations
@@ -20,15 +18,16 @@ from typing import Any, TypeVar
 from autotune.errors import AutotuneError, CatalogError, ConfigError, SourcePlace, SpecError
 
 MAX_BRACKETS = 100
-"""open brackets of YAML, quoted ones included: its parser takes seconds over a kilobyte of them before it gives up"""
-LARGEST_CHARACTERS = 1 << 16
-"""in longer texts no places are looked up: YAML's parser takes seconds for them"""
+"""maximum number of open brackets in YAML, including quoted ones; PyYAML takes seconds for a
+kilobyte of them"""
+MAX_CHARACTERS = 1 << 16
+"""length of a text above which errors show no lines, because PyYAML takes seconds to parse it"""
 WIDTH = 100
-"""most characters of a line that an excerpt shows"""
-MOST_CARETS = 40
-"""carets under a long value: they show where it begins"""
+"""maximum number of characters of a line in an excerpt"""
+MAX_CARETS = 40
+"""maximum number of carets under a value"""
 _BEFORE = 40
-"""characters shown before the place, where its line is longer than `WIDTH`"""
+"""number of characters shown before the place in lines longer than `WIDTH`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,49 +37,52 @@ class SourceText:
     text: str
     """YAML or JSON"""
     file: str = ""
-    """as the caller named it; empty when it has no name"""
+    """path as the caller passed it; empty for a text without a file"""
     included: dict[str, SourceText] = field(default_factory=dict)
-    """texts of the files whose contents stand in the document, by the key that named the file"""
+    """texts of the files whose contents were inserted, by the key that had the file's path"""
 
     def place(self, line: int, column: int, length: int = 1) -> SourcePlace:
-        """The place of `length` characters from that line and column, both counted from 1."""
+        """Return the place of `length` characters at this line and column, both counted from 1."""
         lines = self.text.splitlines() or [""]
-        at = min(line, len(lines))
+        last = min(line, len(lines))
         return SourcePlace(
             file=self.file,
             line=line,
             column=column,
-            excerpt=_excerpt(lines[:at][-2:], at, column, length),
+            excerpt=_excerpt(lines[:last][-2:], last, column, length),
         )
 
     def place_of(self, field: str) -> SourcePlace | None:
-        """The place of a field, or of the innermost mapping or list around it that the text has; None when the text has neither."""
+        """Return the place of a field, or of the innermost mapping or list around it in the text;
+        None if the text has neither."""
         key, _, rest = field.partition(".")
         if key in self.included and rest and (inner := self.included[key].place_of(rest)):
             return inner
-        found = _entry(_root(self.text), field)
-        if found is None:
+        entry = _entry(_root(self.text), field)
+        if entry is None:
             return None
-        start, end = found
+        start, end = entry
         length = end.column - start.column if end.line == start.line else 1
         return self.place(start.line + 1, start.column + 1, max(1, length))
 
     def locate(self, error: AutotuneError, *, but: Collection[str] = ()) -> None:
-        """Adds places to an error and to the others that it carries. `but`: keys whose values were replaced, so that the text does not hold them."""
+        """Add places to an error and its `others`. `but`: keys whose values are not from the
+        text."""
         for mistake in (error, *error.others):
             if any(f"{mistake.field}.".startswith(f"{key}.") for key in but):
                 continue
             if mistake.field and (place := self.place_of(mistake.field)):
                 mistake.place = place
-                error.add_note(place.excerpt)  # for the traceback of a Python program
+                error.add_note(place.excerpt)  # shown in Python tracebacks
 
 
 @lru_cache(maxsize=1)
 def _root(text: str) -> Any:
-    """The text as the parser's nodes, which have places; None where it has none. Kept for the other mistakes of the same text."""
+    """Return the root of the text's YAML nodes, which have places; None if it cannot be parsed.
+    Cached for the next error in the same text."""
     import yaml
 
-    if len(text) > LARGEST_CHARACTERS or open_brackets(text) > MAX_BRACKETS:
+    if len(text) > MAX_CHARACTERS or open_brackets(text) > MAX_BRACKETS:
         return None
     try:
         # JSON may be indented with tabs
@@ -90,7 +92,7 @@ def _root(text: str) -> Any:
 
 
 def open_brackets(text: str) -> int:
-    """The most brackets that are open at once."""
+    """Return the maximum number of brackets that are open at once."""
     most = depth = 0
     for sign in re.findall(r"[\[\]{}]", text):
         depth += 1 if sign in "[{" else -1
@@ -99,7 +101,7 @@ def open_brackets(text: str) -> int:
 
 
 class ReadDocument(dict[str, Any]):
-    """A document that remembers the text that it was read from. It is no larger than `check_size` allows."""
+    """A document with the text that it was read from. `check_size` has accepted it."""
 
     def __init__(self, values: Mapping[str, Any], source: SourceText) -> None:
         super().__init__(values)
@@ -111,7 +113,8 @@ class ReadDocument(dict[str, Any]):
 
 @contextmanager
 def places_in(document: Mapping[str, Any], *, but: Collection[str] = ()) -> Iterator[None]:
-    """Errors that are raised within get their places in the text of the document, when it was read from one."""
+    """Add the places in the document's text to errors raised in the block, if the document was read
+    from a text. `but`: keys whose values are not from the text."""
     try:
         yield
     except AutotuneError as error:
@@ -121,10 +124,10 @@ def places_in(document: Mapping[str, Any], *, but: Collection[str] = ()) -> Iter
 
 
 def _entry(node: Any, field: str) -> tuple[Any, Any] | None:
-    """Where the entry of a field begins and ends, as marks of the parser."""
+    """Return the begin and the end of a field's entry, as PyYAML marks; None if there is none."""
     import yaml
 
-    found, rest = None, field
+    marks, rest = None, field
     while rest:
         if isinstance(node, yaml.MappingNode):
             keys = [
@@ -136,21 +139,22 @@ def _entry(node: Any, field: str) -> tuple[Any, Any] | None:
                 break
             key, node = max(keys, key=lambda pair: len(pair[0].value))
             rest = rest[len(key.value) + 1 :]
-            is_beside = node.end_mark.line == key.start_mark.line
-            found = key.start_mark, node.end_mark if is_beside else key.end_mark
+            is_one_line = node.end_mark.line == key.start_mark.line
+            marks = key.start_mark, node.end_mark if is_one_line else key.end_mark
         elif isinstance(node, yaml.SequenceNode):
             head, _, rest = rest.partition(".")
             if not (head.isascii() and head.isdigit() and int(head) < len(node.value)):
                 break
             node = node.value[int(head)]
-            found = node.start_mark, node.end_mark
+            marks = node.start_mark, node.end_mark
         else:
             break
-    return found
+    return marks
 
 
 def _excerpt(lines: list[str], number: int, column: int, length: int) -> str:
-    """The last of `lines` with its number and carets, after the one before it."""
+    """Return the lines with their numbers, and carets below the last one. `number`: of the last
+    line."""
     width = len(str(number))
     from_column = max(0, column - 1 - _BEFORE) if len(lines[-1]) > WIDTH else 0
     shown = []
@@ -160,7 +164,7 @@ def _excerpt(lines: list[str], number: int, column: int, length: int) -> str:
                 from_column : from_column + WIDTH
             ]
             shown.append(f"{i:>{width}} | {clean}".rstrip())
-    length = max(1, min(length, MOST_CARETS, from_column + WIDTH - column + 1))
+    length = max(1, min(length, MAX_CARETS, from_column + WIDTH - column + 1))
     return "\n".join([*shown, f"{'':>{width}} | {'':>{column - 1 - from_column}}{'^' * length}"])
 
 
@@ -168,14 +172,15 @@ T = TypeVar("T")
 
 
 def _within(field: str, inner: str) -> str:
-    """The name of a field inside another one, where it is not its whole name already."""
+    """Return the dotted name of a field inside another one; unchanged if it is already the full
+    name."""
     if inner.startswith(field):
         return inner
     return f"{field}.{inner}" if inner and not field.endswith(inner) else field
 
 
 def located(field: str, make: Callable[[], T]) -> T:
-    """What `make` returns; its errors name the field of the spec."""
+    """Return `make()`. Its errors become `SpecError` with this field of the spec."""
     try:
         return make()
     except CatalogError as error:

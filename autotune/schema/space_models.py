@@ -1,8 +1,7 @@
-"""The values that knobs may take, as a spec writes them: one value, a list, or a rule.
+"""The search space of a spec: the values of each knob, as one value, a list, or a rule. The
+built-in space for a model and a cluster.
 
-The keys of `SpaceDocument` are made from the declarations of the knobs (`autotune.spec.config.KNOBS`).
-
-The built-in search space for a model and a cluster, used if the spec names none.
+The keys of `SpaceDocument` come from the declarations of the knobs (`autotune.spec.config.KNOBS`).
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class ValueRule(Document, defer_build=True):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> ValueRule:
+        """Check that there is one valid rule."""
         if (self.powers_of_two is None) == (self.range is None):
             raise PydanticCustomError("one_rule", "set either powers_of_two or range")
         low, high, *step = self.powers_of_two or self.range or []
@@ -43,12 +43,12 @@ class ValueRule(Document, defer_build=True):
             )
         count = (high - low) // (step[0] if step else 1) + 1
         if self.range is not None and count > MAX_VALUES:
-            told = f"a range must have at most {MAX_VALUES:,} values, but has {count:,}"
-            raise PydanticCustomError("long_range", "{told}", {"told": told})
+            words = f"a range must have at most {MAX_VALUES:,} values, but has {count:,}"
+            raise PydanticCustomError("long_range", "{words}", {"words": words})
         return self
 
     def listed(self) -> tuple[int, ...]:
-        """The values, in ascending order."""
+        """Return the values, in ascending order."""
         if self.range is not None:
             low, high, *step = self.range
             return tuple(range(low, high + 1, *step))
@@ -59,12 +59,14 @@ class ValueRule(Document, defer_build=True):
 
 
 def _values_kind(value: Any) -> str:
+    """Return the tag of a knob's values: a rule, a list, or one value."""
     if isinstance(value, Mapping | ValueRule):
         return "<rule>"
     return "<list>" if isinstance(value, list | tuple) else "<one>"
 
 
 def _scalar_kind(value: Any) -> str | None:
+    """Return the tag of a value; None if its type is not allowed."""
     return {bool: "<flag>", int: "<number>", str: "<word>"}.get(type(value))
 
 
@@ -121,7 +123,7 @@ _DOC = "The values that each knob may take. Omitted knobs keep their default; dp
 if TYPE_CHECKING:
 
     class SpaceDocument(_SpaceHead):
-        """See below: one key for each declared knob."""
+        """A key for each declared knob, created below."""
 else:
     SpaceDocument = create_model(
         "SpaceDocument",
@@ -140,18 +142,19 @@ def usual_space(
     base: Path | None = None,
     here: Mapping[str, Callable[[], ClusterSpec]] | None = None,
 ) -> str:
-    """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name of the catalog, or one of `here`, such as `local`). Raises `SpecError` or
-    `CatalogError` for an unknown one."""
+    """Return the name of the built-in space for a spec's `model` (a name or a file) and `cluster`
+    (a catalog name, or a key of `here`, such as `local`). Raises `SpecError` or `CatalogError` for
+    an unknown one."""
     model, cluster = str(document["model"]), str(document["cluster"])
-    read = located(
+    loaded = located(
         "model", lambda: read_model(model, base) if is_model_file(model) else catalog.model(model)
     )
-    find = (here or {}).get(cluster, lambda: catalog.cluster(cluster))
-    return space_for(read, located("cluster", find))
+    find_cluster = (here or {}).get(cluster, lambda: catalog.cluster(cluster))
+    return space_for(loaded, located("cluster", find_cluster))
 
 
 def space_for(model: ModelSpec, cluster: ClusterSpec) -> str:
-    """By experts, nodes and GPUs."""
+    """Return the name of the built-in space for the model and the cluster."""
     if cluster.num_gpus == 1:
         return "single-gpu"
     if model.num_experts:

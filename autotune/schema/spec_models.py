@@ -1,7 +1,8 @@
-"""The shape of a study spec, as pydantic models: what keys there are, their types and bounds, and their JSON schema.
+"""Pydantic models of a study spec: its keys with their types, bounds, and JSON schema.
 
-These are declarations only; `autotune.schema.parsing` turns a checked document into frozen values. Numbers are strict: text is no number and true is no
-1, except that YAML writes `1e-3` as text. Unknown keys are errors that name the nearest known one.
+`autotune.schema.parsing` turns a validated document into frozen values. Numbers are strict: text
+and booleans are rejected, except for text such as `1e-3`, which YAML 1.1 does not read as a number.
+Unknown keys are errors that name the nearest known key.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from autotune.errors import SpecError
 from autotune.schema.document import (
     Bytes,
     BytesPerSecond,
+    Deferred,
     Document,
     DocumentLength,
     FlopsPerSecond,
     Fraction,
     GpuSeconds,
     Latency,
-    Later,
     Name,
     Number,
     Positive,
@@ -42,24 +43,24 @@ from autotune.schema.document import (
     Text,
     Tokens,
     either,
-    written,
+    with_unit,
 )
-from autotune.schema.model_documents import AskedModel
-from autotune.schema.rl_documents import AskedLengths, PostTrainingDocument, RolloutDocument
+from autotune.schema.model_documents import ModelValue
+from autotune.schema.rl_documents import LengthsValue, PostTrainingDocument, RolloutDocument
 from autotune.schema.space_models import OwnScalar, OwnValues, Sizes, SpaceDocument
 from autotune.slurm.allocation import seconds_of
 from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
 from autotune.spec.texts.quantity import TIME
 
 MAX_OWN_KNOBS = 16
-"""A study's own knobs."""
+"""maximum number of a study's own knobs"""
 _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 
 
 Word = Annotated[StrictStr, Field(pattern=r"^[^\s\"'`$\\]{1,1000}$")]
 """text without blanks or quotes, which sbatch and shells leave unchanged"""
 Line = Annotated[StrictStr, Field(pattern=r"^[^\n\r\x00]{1,1000}$")]
-WRITTEN = frozenset(
+SET_BY_AUTOTUNE = frozenset(
     {
         "job-name",
         "ntasks",
@@ -75,7 +76,7 @@ WRITTEN = frozenset(
         "wrap",
     }
 )
-"""sbatch options that autotune writes"""
+"""sbatch options that autotune writes itself, so a spec cannot set them"""
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
@@ -146,9 +147,9 @@ class ClusterDocument(Document, defer_build=True):
     )
 
 
-AskedCluster = Annotated[
+ClusterValue = Annotated[
     Annotated[Text, Tag("<name>")]
-    | Annotated[ClusterDocument, Later(ClusterDocument), Tag("<inline>")],
+    | Annotated[ClusterDocument, Deferred(ClusterDocument), Tag("<inline>")],
     either("<name>", "<inline>"),
 ]
 
@@ -156,7 +157,7 @@ AskedCluster = Annotated[
 class TargetDocument(Document, defer_build=True):
     """The large job to plan for, if you have fewer GPUs than it will use."""
 
-    cluster: AskedCluster = Field(
+    cluster: ClusterValue = Field(
         description="catalog name (GPU-NODESxGPUS), or the fields inline; the GPU type must be that of the study's `cluster`"
     )
     global_batch_size: Sizes | None = Field(
@@ -202,7 +203,7 @@ class WorkloadDocument(Document, defer_build=True):
         default=None,
         description="sequences per optimizer step, or a list of allowed values; with `rl` it follows from prompts, responses and mini_batches",
     )
-    lengths: AskedLengths | None = Field(
+    lengths: LengthsValue | None = Field(
         default=None,
         description="lengths of unequal sequences: mean and percentiles, a histogram, or a file",
     )
@@ -256,7 +257,7 @@ _MTBF = Field(gt=0, le=100 * 366 * 86400)
 class FailuresDocument(Document, defer_build=True):
     """Cluster failures and the cost of a checkpoint. They determine how often to save and how much time is lost."""
 
-    node_mtbf_s: Annotated[Number, _MTBF, written(TIME, _MTBF)] = Field(
+    node_mtbf_s: Annotated[Number, _MTBF, with_unit(TIME, _MTBF)] = Field(
         description="mean time between failures of one node, e.g. 30 d"
     )
     restart_s: Seconds = Field(description="time from a failure until training continues")
@@ -304,6 +305,7 @@ class MeasureDocument(Document, defer_build=True):
 
     @model_validator(mode="after")
     def _steps_agree(self) -> MeasureDocument:
+        """Check the numbers of steps against each other."""
         if self.first_look in (1, 2):
             raise PydanticCustomError(
                 "first_look",
@@ -334,7 +336,7 @@ class KindDocument(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """All keys but `kind`."""
+        """All keys except `kind`."""
         return dict(self.__pydantic_extra__ or {})
 
 
@@ -347,7 +349,7 @@ ConfigValue = Annotated[
     | Annotated[dict[StrictStr, OwnScalar], Field(max_length=MAX_OWN_KNOBS), Tag("<extra>")],
     Discriminator(lambda value: "<extra>" if isinstance(value, dict) else "<one>"),
 ]
-"""A knob's value, or under `extra` the values of the study's own knobs, as in config documents."""
+"""a knob's value, or for `extra` the values of the study's own knobs, as in config documents"""
 Config = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[
@@ -368,7 +370,8 @@ class ContainerDocument(Document, defer_build=True):
 
 
 def _job_time(value: Any) -> Any:
-    """A time limit in seconds: 4h, or as Slurm writes it. A plain number may mean minutes or seconds."""
+    """Return a time limit in seconds, from text such as 4h or in Slurm's format. A plain number is
+    rejected, because it may mean minutes or seconds."""
     remedy = "write 4h or 90min, or in quotes '04:00:00' or '1-12:00:00'"
     if isinstance(value, str):
         if ":" in value or "-" in value:
@@ -432,9 +435,10 @@ class SlurmDocument(BaseModel):
 
     @model_validator(mode="after")
     def _options_of_sbatch(self) -> SlurmDocument:
+        """Check that the extra keys are valid sbatch options."""
         for key, value in self.options.items():
             name = key.replace("_", "-")
-            if name in WRITTEN:
+            if name in SET_BY_AUTOTUNE:
                 words, remedy = f"autotune sets {key} itself", f"omit {key}"
             elif not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 words, remedy = (
@@ -511,17 +515,17 @@ class StudyDocument(Document, defer_build=True):
     """A tuning job, as requested."""
 
     name: Name | None = Field(default=None, description="name; default: model and cluster")
-    model: AskedModel = Field(
+    model: ModelValue = Field(
         description="catalog name or path to a Hugging Face config.json (the native decoder of these shapes), {hf: PATH} (transformers' own class), "
         "{module: PACKAGE.MODULE:FUNCTION} (your own), {name: NAME, mtp_layers: N} (a catalog name or path with its multi-token prediction layers), or the fields inline"
     )
-    cluster: AskedCluster = Field(
+    cluster: ClusterValue = Field(
         description="catalog name (GPU-NODESxGPUS), `local`, `slurm` (the nodes of the job), or the fields inline"
     )
     target: (
         Annotated[
             Annotated[Text, Tag("<name>")]
-            | Annotated[TargetDocument, Later(TargetDocument), Tag("<inline>")],
+            | Annotated[TargetDocument, Deferred(TargetDocument), Tag("<inline>")],
             either("<name>", "<inline>"),
         ]
         | None
@@ -531,11 +535,11 @@ class StudyDocument(Document, defer_build=True):
         "name, or {cluster, global_batch_size, seq_len}",
     )
     workload: WorkloadDocument
-    rl: Annotated[PostTrainingDocument, Later(PostTrainingDocument)] | None = Field(
+    rl: Annotated[PostTrainingDocument, Deferred(PostTrainingDocument)] | None = Field(
         default=None,
         description="a post-training step (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where responses are generated",
     )
-    rollout: Annotated[RolloutDocument, Later(RolloutDocument)] | None = Field(
+    rollout: Annotated[RolloutDocument, Deferred(RolloutDocument)] | None = Field(
         default=None,
         description="generation speed for `rl`, as numbers or from a log; it is not modeled",
     )
@@ -548,7 +552,7 @@ class StudyDocument(Document, defer_build=True):
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
-    failures: Annotated[FailuresDocument, Later(FailuresDocument)] | None = Field(
+    failures: Annotated[FailuresDocument, Deferred(FailuresDocument)] | None = Field(
         default=None,
         description="cluster failures and the cost of a checkpoint; used by the metric goodput",
     )
@@ -573,11 +577,11 @@ class StudyDocument(Document, defer_build=True):
         default=True,
         description="whether the probe observes the program: its optimizer steps, micro-batches, model and files",
     )
-    slurm: Annotated[SlurmDocument, Later(SlurmDocument)] | None = Field(
+    slurm: Annotated[SlurmDocument, Deferred(SlurmDocument)] | None = Field(
         default=None,
         description="the Slurm job that runs the study, with `autotune tune SPEC --on slurm`",
     )
-    kubernetes: Annotated[KubernetesDocument, Later(KubernetesDocument)] | None = Field(
+    kubernetes: Annotated[KubernetesDocument, Deferred(KubernetesDocument)] | None = Field(
         default=None,
         description="the RayJob that runs the study, with `autotune tune SPEC --on kubernetes`",
     )

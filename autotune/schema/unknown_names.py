@@ -1,4 +1,4 @@
-"""Names of a spec that nobody knows and values that no knob has, all at once: whoever wrote six of them wrong is told of six, not of one after the other."""
+"""Unknown names and invalid knob values in a spec, all in one error."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from autotune.schema.source_text import located
 
 
 def unknown_names(document: Mapping[str, Any]) -> list[AutotuneError]:
-    """Mistakes in the names of model, cluster, trainer, searcher, runner, space and GPU, and in the values of an inline space, each with its field. Nothing is read but the catalogs."""
-    found = []
+    """Return errors for unknown names of model, cluster, trainer, searcher, runner, space and GPU,
+    and for invalid values in an inline space, each with its field. No files except the catalogs are
+    read."""
+    errors = []
     for field, look_up in _look_ups(document):
         try:
             located(field, look_up)
         except AutotuneError as error:
-            found.append(error)
-    return found
+            errors.append(error)
+    return errors
 
 
 def with_others(first: AutotuneError, more: list[AutotuneError]) -> AutotuneError:
-    """The error with what else is wrong; a field is told of once."""
+    """Return the first error with the others added, at most one for each field."""
     known = {error.field for error in (first, *first.others)}
     first.others = (*first.others, *(error for error in more if error.field not in known))
     return first
 
 
 def _look_ups(document: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield (field, function that raises if its name is unknown)."""
     from autotune.assets import space_file
     from autotune.registry import RUNNERS, find
     from autotune.search import check_searcher
@@ -64,7 +67,8 @@ def _look_ups(document: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], A
 
 
 def _checks_of_knobs(space: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Of each value that is listed or stands alone; rules and values of other types are the schema's."""
+    """Yield (field, function that raises if its value is invalid) for each knob value. The schema
+    checks rules and values of other types."""
     from autotune.spec import KNOBS
 
     for knob in (knob for knob in space if knob in KNOBS):
@@ -73,8 +77,9 @@ def _checks_of_knobs(space: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[
             yield f"space.{knob}", partial(KNOBS[knob].check, value)
 
 
-def checked_names(document: Mapping[str, Any]) -> None:
-    """Raises the first of `unknown_names`, with the others; of one alone the parts of the spec say more themselves."""
+def check_names(document: Mapping[str, Any]) -> None:
+    """Raise the first of `unknown_names` with the others. A single one is not raised, because
+    parsing reports it in more detail."""
     if len(mistakes := unknown_names(document)) > 1:
         raise with_others(mistakes[0], mistakes[1:])
 
@@ -88,17 +93,19 @@ HUGGING_FACE = {
     "num_local_experts": "num_experts",
     "num_experts_per_tok": "experts_per_token",
 }
-"""keys of a config.json, and what they are called here"""
+"""keys of `model` by the key in a config.json"""
 
-_ONLY_OWN = ("gated_mlp", "tied_embeddings", "max_positions", "mtp_layers")
-"""keys of this package that no config.json has: given beside `model_type`, they override what its family says"""
+_NOT_IN_CONFIG = ("gated_mlp", "tied_embeddings", "max_positions", "mtp_layers")
+"""keys of `model` that no config.json has; next to `model_type`, they override the family's
+values"""
 
 
-def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The document with an inline model that is written in Hugging Face's keys in those of this package.
+def with_native_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the document with Hugging Face keys of an inline model replaced by those of `model`.
 
-    With `model_type` it is read as a config.json is, by its family, beside `_ONLY_OWN`. Without, `hidden_act: silu` or `gated_mlp` says whether the MLP is gated: nothing else tells.
-    Raises `SpecError` where that is missing.
+    With `model_type`, the keys are read like a config.json of that family, except for
+    `_NOT_IN_CONFIG`. Without it, `hidden_act: silu` or `gated_mlp` determines whether the MLP is
+    gated. Raises `SpecError` if these are missing, too.
     """
     from autotune.spec import ModelSpec
 
@@ -110,19 +117,22 @@ def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
     ):
         return document
     if "model_type" in model:
-        given = {key: model[key] for key in ("name", *_ONLY_OWN) if key in model}
+        overrides = {key: model[key] for key in ("name", *_NOT_IN_CONFIG) if key in model}
         read = located(
-            "model", lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k not in given})
+            "model",
+            lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k not in overrides}),
         )
         fields = {k: v for k, v in asdict(read).items() if k not in ("code", "name")}
-        return {**document, "model": fields | given}
-    own = {HUGGING_FACE.get(key, key): value for key, value in model.items() if key != "hidden_act"}
-    if "gated_mlp" not in own:
+        return {**document, "model": fields | overrides}
+    native = {
+        HUGGING_FACE.get(key, key): value for key, value in model.items() if key != "hidden_act"
+    }
+    if "gated_mlp" not in native:
         if model.get("hidden_act") != "silu":
             raise SpecError(
                 "keys of a Hugging Face config.json need `model_type`, which determines whether the MLP is gated, but `model_type` is missing",
                 remedy="add e.g. `model_type: llama`, or `gated_mlp: true` or `false`",
                 field="model",
             )
-        own["gated_mlp"] = True
-    return {**document, "model": own}
+        native["gated_mlp"] = True
+    return {**document, "model": native}

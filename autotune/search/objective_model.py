@@ -43,7 +43,7 @@ def log_kept(problem: Problem, table: ConfigTable) -> NDArray[np.float64]:
     objective, per_node = problem.objective, problem.space.workload.cluster.gpus_per_node
     sizes, inverse = np.unique(table.world_size, return_inverse=True)
     return np.asarray(
-        np.log([objective.kept_share(int(size), per_node) for size in sizes])[inverse]
+        np.log([objective.training_share(int(size), per_node) for size in sizes])[inverse]
     )
 
 

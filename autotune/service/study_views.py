@@ -26,7 +26,7 @@ from autotune.report.figures.running_steps import running_steps
 from autotune.report.figures.source import FigureSource
 from autotune.results.answers import is_left, result_from
 from autotune.results.figure import Figure
-from autotune.results.hidden import hidden_record, hidden_trials
+from autotune.results.masking import masked_record, masked_trials
 from autotune.results.result import Result
 from autotune.spec import Trial, TrialStatus
 
@@ -137,7 +137,7 @@ class StudyViews:
             if view.result is None or view.revision != revision:
                 record = self._store.study(revision.id)
                 view.result = result_from(
-                    hidden_record(record), hidden_trials(record, self._trials(view, revision))
+                    masked_record(record), masked_trials(record, self._trials(view, revision))
                 )
                 view.source, view.figures = FigureSource(result=view.result), {}
                 view.revision = revision

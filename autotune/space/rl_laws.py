@@ -32,13 +32,13 @@ def knob_values(workload: Workload, table: ConfigTable, name: str) -> NDArray[An
     """The values of a post-training knob, shape (N,); the workload's setting if the space does not
     have the knob."""
     if name not in table.knobs:
-        return np.full(len(table), asked_of(workload).today(name))
+        return np.full(len(table), asked_of(workload).current(name))
     return np.asarray(np.array(table.knobs[name].values)[table.column(name).astype(np.int64)])
 
 
 def knob_value(workload: Workload, config: ParallelConfig, name: str) -> Any:
     """The value of a post-training knob in a config, or the workload's setting."""
-    return config.extra[name] if name in config.extra else asked_of(workload).today(name)
+    return config.extra[name] if name in config.extra else asked_of(workload).current(name)
 
 
 def _generating(workload: Workload, table: ConfigTable) -> NDArray[Any]:

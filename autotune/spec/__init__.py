@@ -1,22 +1,28 @@
 """Frozen values that the whole package shares: model, cluster, workload, config, estimate, trial,
 study.
 
-    knob.py       Knob, the only declaration of each tunable value                      table.py     ConfigTable, many configs as columns
-    config.py     ParallelConfig, one point in the search space                              knob_use.py  KnobUse, how a part of the program handles each knob
-    model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload, Peft
-    model_code.py  ModelCode, the user's code that builds a model                      estimate.py  Estimate
-    study.py      Study and its parts                                                  failures.py  what failures and checkpoints cost
-    post_training.py  PostTraining and rollouts                                        lengths.py   lengths of sequences as a distribution
-    plain.py      values as plain JSON and back                                        checks.py    checks that values share
-    runs/         trial.py  Trial, Failure, Reward, StandsFor                          trial_row.py  a trial as one row of a table
-                  measurement.py  Measurement, and its loss against other configs'
-                  dry_run.py  DryRun, one rank of a job run without a GPU              versions.py   selecting measurements by software versions
-                  observed.py  ObservedRun, a training run that users started themselves
-    hugging_face/ shapes from a `config.json`: reading.py, and families, shapes, defaults; what an export carries over: figures.py
-    texts/        quantities with units, figures as text, usual names of knobs, secrets
-    catalog/      models and GPUs by name, one YAML file each; catalog_files.py reads them
+    knob.py            Knob, the only declaration of each tunable value
+    config.py          ParallelConfig, one point in the search space
+    table.py           ConfigTable, many configs as columns
+    knob_use.py        KnobUse, how a part of the program handles each knob
+    model.py           ModelSpec
+    model_code.py      ModelCode, the user's code that builds a model
+    cluster.py         GpuSpec, LinkSpec, ClusterSpec
+    workload.py        Workload, Peft
+    post_training.py   PostTraining, Rollout
+    lengths.py         Lengths, a distribution of sequence lengths
+    study.py           Study and its parts
+    failures.py        time lost to failures and checkpoints
+    estimate.py        Estimate
+    runs/              Trial, Measurement, ObservedRun, DryRun; versions.py: selecting measurements by software versions
+    hugging_face/      shapes from a `config.json`; figures.py: values that exports carry over
+    catalog/           models and GPUs by name, one YAML file each; catalog_files.py reads them
+    texts/             quantities with units, values as text, usual names of knobs, secrets
+    plain.py           values as plain JSON and back
+    checks.py          checks of values, and suggestions for unknown names
 
-Quantities are in SI units and bytes; a name ends in its unit. Only the catalog does I/O, on first use.
+Quantities are in SI units and bytes, and names end in the unit. Only the catalog does I/O, on first
+use.
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec

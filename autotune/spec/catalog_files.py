@@ -20,20 +20,21 @@ from autotune.spec.checks import nearest
 
 _ROOT = Path(__file__).with_name("catalog")
 _KINDS = {"models": "model", "gpus": "GPU"}
+"""name of an entry in messages, by kind"""
 _LISTED_BY = {"models": "models", "gpus": "clusters"}
-"""commands that list the entries"""
+"""command that lists the entries, by kind"""
 
 
 @cache
 def entry_names(kind: str) -> tuple[str, ...]:
-    """Names of all entries of a kind (`models` or `gpus`): by family, then by size."""
+    """Return the names of all entries of a kind (`models` or `gpus`): by family, then by size."""
     return tuple(sorted((path.stem for path in (_ROOT / kind).glob("*.yaml")), key=_by_size))
 
 
 @cache
 def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
-    """The contents of this entry's file. For an unknown name, `CatalogError` suggests the nearest
-    entry. `field` is the spec field that contains the name."""
+    """Return the contents of this entry's file. For an unknown name, `CatalogError` suggests the
+    nearest entry. `field` is the spec field that contains the name."""
     names = entry_names(kind)
     if name not in names:
         raise CatalogError(
@@ -42,9 +43,9 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
             or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
             field=field,
         )
-    import yaml  # takes a while to import, and most commands read no file of the catalog
+    import yaml  # imported late, because it is slow, and most commands read no catalog file
 
-    # libyaml's is ten times as fast, where it is there
+    # libyaml's loader is ten times as fast, but not always installed
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     values: dict[str, Any] = yaml.load(_text(kind, name), Loader=loader)
     return values
@@ -52,19 +53,20 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
 
 @cache
 def texts_of(kind: str, key: str) -> Mapping[str, str]:
-    """For each entry that has the key, the text that follows the key at the start of a line. The
+    """Return, for each entry that has the key, the text after the key at the start of a line. The
     files are not parsed."""
     line = re.compile(rf"^{key}: *(\S+) *$", re.MULTILINE)
-    found = {name: line.search(_text(kind, name)) for name in entry_names(kind)}
-    return {name: each[1] for name, each in found.items() if each}
+    matches = {name: line.search(_text(kind, name)) for name in entry_names(kind)}
+    return {name: match[1] for name, match in matches.items() if match}
 
 
 def _text(kind: str, name: str) -> str:
+    """Return the text of an entry's file."""
     return (_ROOT / kind / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _by_size(name: str) -> tuple[str, float, str]:
-    """Sorts llama-8b before llama-70b and gpt2-small before gpt2-xl."""
+    """Return a sort key: llama-8b before llama-70b, gpt2-small before gpt2-xl."""
     words = {"small": 0.0, "medium": 1.0, "large": 2.0, "xl": 3.0}
     family, _, size = name.rpartition("-")
     number = re.fullmatch(r"([0-9.]+)b", size)

@@ -26,12 +26,13 @@ from autotune.spec.catalog_files import entry_names, read_entry
 from autotune.spec.checks import figure, nearest, one_of, positive, positive_int
 from autotune.spec.config import PRECISIONS
 
-_LONGEST_LATENCY_S = 3600.0
+_MAX_LATENCY_S = 3600.0
 _GIB = 1 << 30
 _LINKS = ("intra_node", "inter_node")
-_OF_CLUSTER = (*_LINKS, "gpus_per_node", "gpus_per_domain")
+_CLUSTER_KEYS = (*_LINKS, "gpus_per_node", "gpus_per_domain")
 """keys in a GPU's catalog file that are fields of `ClusterSpec`"""
-_SAME_RATE = {"bf16": "fp16", "fp16": "bf16", "fp8": "mxfp8", "mxfp8": "fp8"}
+_SAME_RATE: Mapping[str, str] = {"bf16": "fp16", "fp16": "bf16", "fp8": "mxfp8", "mxfp8": "fp8"}
+"""pairs of precisions with the same rate"""
 FABRICS: Mapping[str, float | None] = {
     "efa": None, "infiniband-edr": 12.5e9, "infiniband-hdr": 25e9, "infiniband-ndr": 50e9, "infiniband-xdr": 100e9,
     "roce": None, "ethernet": None, "nvlink": None,
@@ -43,8 +44,8 @@ CLOCK_OF_POWER = 0.45
 350 and at 700 W: an H100 PCIe with 114 multiprocessors multiplies at most 499.5 TFLOP/s, an H100
 SXM with 132 at most 792.1 TFLOP/s (mag-/gpu_benchmark, README.md), so the rate per multiprocessor
 is 0.73 at 350 W; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
-_ALIKE = re.compile(r"(?:(?P<gpus>[0-9]{1,4})x)?(?P<gpu>.+?)(?:-(?P<nodes>)[0-9x]*)?")
-"""names in other forms: `8xh100`, `h100-8`"""
+_SIMILAR_NAME = re.compile(r"(?:(?P<gpus>[0-9]{1,4})x)?(?P<gpu>.+?)(?:-(?P<nodes>)[0-9x]*)?")
+"""names that users write instead of a cluster's name: `8xh100`, `h100-8`"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
@@ -81,7 +82,7 @@ class GpuSpec:
         figure("memory_bytes", self.memory_bytes)
         figure("memory_bytes_per_s", self.memory_bytes_per_s)
         figure("host_bytes_per_s", self.host_bytes_per_s)
-        _checked_fabric("usual_fabric", self.usual_fabric)
+        _check_fabric("usual_fabric", self.usual_fabric)
         if not self.peak_flops_per_s:
             raise SpecError(
                 "peak_flops_per_s must contain at least one precision", field="peak_flops_per_s"
@@ -108,8 +109,8 @@ class GpuSpec:
                 )
 
     def ceiling_flops_per_s(self, precision: str) -> float:
-        """Upper bound on a matmul's rate in this precision: the largest measured rate, or else the
-        datasheet's peak. The GPU must have the precision.
+        """Return an upper bound on a matmul's rate in this precision: the largest measured rate, or
+        else the datasheet's peak. The GPU must have the precision.
 
         fp16 and bf16 run at the same rate, and so do fp8 and mxfp8: if only one of a pair was
         measured, its rate is the bound for both.
@@ -140,10 +141,10 @@ class GpuSpec:
 
     @classmethod
     def of(cls, name: str) -> GpuSpec:
-        """The catalog's GPU with this name. For an unknown name, raises `CatalogError` with the
-        nearest name."""
+        """Return the catalog's GPU with this name. For an unknown name, raises `CatalogError` with
+        the nearest name."""
         values = dict(read_entry("gpus", name, field="gpu"))
-        for key in _OF_CLUSTER:
+        for key in _CLUSTER_KEYS:
             values.pop(key, None)
         return cls(name=name, memory_bytes=float(round(values.pop("memory_gib") * _GIB)), **values)
 
@@ -160,13 +161,13 @@ class LinkSpec:
     """kind of network, one of `FABRICS`, for a link between nodes; empty if unknown"""
 
     def __post_init__(self) -> None:
-        if positive("latency_s", self.latency_s, zero=True) > _LONGEST_LATENCY_S:
+        if positive("latency_s", self.latency_s, zero=True) > _MAX_LATENCY_S:
             raise SpecError(
-                f"latency_s must be at most {_LONGEST_LATENCY_S:g} s, but is {self.latency_s:g}",
+                f"latency_s must be at most {_MAX_LATENCY_S:g} s, but is {self.latency_s:g}",
                 field="latency_s",
             )
         figure("bytes_per_s", self.bytes_per_s)
-        _checked_fabric("fabric", self.fabric)
+        _check_fabric("fabric", self.fabric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,36 +213,37 @@ class ClusterSpec:
 
     @property
     def domain_gpus(self) -> int:
-        """Number of GPUs in the largest group joined by the intra_node
-        link: one node, or all nodes of an NVLink domain."""
+        """GPUs joined by the intra_node link: those of a node, or of an NVLink domain."""
         return self.nodes_per_domain * self.gpus_per_node
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ranks per domain for a job with `world` ranks. The job uses the same number of whole
-        nodes in each of its domains. With 64 or 256 nodes in domains of 18, the job uses 16 nodes
-        in each domain, so that no power-of-two group straddles domains (Slurm's `--segment=16`).
-        If no suitable number divides the number of nodes, as with 37, the job uses as few domains
-        as possible.
+        """Return the ranks per domain of jobs with `world` ranks, in the shape of `world`.
+
+        A job uses the same number of whole nodes in each of its domains. With 64 or 256 nodes in
+        domains of 18, that is 16 nodes, so that no power-of-two group spans domains (Slurm's
+        `--segment=16`). If no suitable number divides the number of nodes, as with 37, the job uses
+        as few domains as possible.
         """
         if self.nodes_per_domain == 1:
             return np.full(np.shape(world), float(self.gpus_per_node))
-        nodes, where = np.unique(
+        nodes, indices = np.unique(
             np.ceil(np.asarray(world) / self.gpus_per_node), return_inverse=True
         )
-        shares = [
-            _share(int(count), self.nodes_per_domain) * float(self.gpus_per_node) for count in nodes
+        ranks = [
+            _nodes_per_domain(int(count), self.nodes_per_domain) * float(self.gpus_per_node)
+            for count in nodes
         ]
-        return np.reshape(np.array(shares)[where], np.shape(world))
+        return np.reshape(np.array(ranks)[indices], np.shape(world))
 
     def resized(self, *, num_nodes: int, gpus_per_node: int) -> ClusterSpec:
-        """The same kind of cluster in a different size."""
+        """Return the same kind of cluster in a different size."""
         name = f"{self.gpu.name}-{num_nodes}x{gpus_per_node}"
         return replace(self, name=name, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster with its links and one type of GPU, from the catalog or your own. The name may
-        include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
+        """Return a cluster with its links and one type of GPU, from the catalog or your own. The
+        name may include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
 
         A GPU outside the catalog gets this class's default links; set your own with
         `dataclasses.replace`.
@@ -263,19 +265,19 @@ class ClusterSpec:
 
     @classmethod
     def named(cls, name: str) -> ClusterSpec:
-        """The cluster for a name like `h100-sxm-4x8`, with any size and any catalog GPU. Raises
-        `CatalogError` for any other name."""
+        """Return the cluster for a name like `h100-sxm-4x8`, with any size and any catalog GPU.
+        Raises `CatalogError` for any other name."""
         gpus = entry_names("gpus")
-        found = _CLUSTER_NAME.fullmatch(name)
+        match = _CLUSTER_NAME.fullmatch(name)
         if name in gpus:
             raise CatalogError(
                 f"{name!r} is a GPU type; a cluster also needs a number of nodes and GPUs per node",
                 remedy=f"write {name}-NODESxGPUS, e.g. {name}-1x8",
                 field="cluster",
             )
-        if not found or found["gpu"] not in gpus:
-            meant = found or _ALIKE.fullmatch(name) or {"gpu": name, "nodes": "", "gpus": ""}
-            word, size = meant["gpu"].lower(), f"-{meant['nodes'] or 1}x{meant['gpus'] or 8}"
+        if not match or match["gpu"] not in gpus:
+            parts = match or _SIMILAR_NAME.fullmatch(name) or {"gpu": name, "nodes": "", "gpus": ""}
+            word, size = parts["gpu"].lower(), f"-{parts['nodes'] or 1}x{parts['gpus'] or 8}"
             is_gpu = word in gpus
             raise CatalogError(
                 f"there is no cluster {name!r}",
@@ -283,16 +285,18 @@ class ClusterSpec:
                 or f"write GPU-NODESxGPUS, e.g. h100-sxm-4x8 for 4 nodes of 8, with one of these GPUs: {', '.join(gpus)}",
                 field="cluster",
             )
-        return cls.of(found["gpu"], num_nodes=int(found["nodes"]), gpus_per_node=int(found["gpus"]))
+        return cls.of(match["gpu"], num_nodes=int(match["nodes"]), gpus_per_node=int(match["gpus"]))
 
 
-def _checked_fabric(name: str, word: object) -> None:
+def _check_fabric(name: str, word: object) -> None:
+    """Raise `SpecError` if the word is neither empty nor one of `FABRICS`."""
     if word:
         one_of(name, word, FABRICS)
 
 
-def _share(nodes: int, at_most: int) -> int:
-    """Nodes that a job with `nodes` nodes uses in each domain."""
+def _nodes_per_domain(nodes: int, at_most: int) -> int:
+    """Return how many nodes a job with `nodes` nodes uses in each domain, which has `at_most`
+    nodes."""
     even = nodes // math.ceil(nodes / at_most)
-    equal = max(share for share in range(1, min(nodes, at_most) + 1) if nodes % share == 0)
+    equal = max(count for count in range(1, min(nodes, at_most) + 1) if nodes % count == 0)
     return equal if 2 * equal >= even else even

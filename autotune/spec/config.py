@@ -1,7 +1,6 @@
 """One point in the search space: a `ParallelConfig`.
 
-Laws that hold for every config (others depend on model and cluster, see
-`autotune.space.constraint`):
+Rules for every config (others depend on model and cluster, see `autotune.space.constraint`):
 
     global_batch_size = micro_batch_size * accumulation_steps * dp      sequences per optimizer step
     world_size        = tp * pp * dp * cp                               ranks; ep divides dp * cp
@@ -232,17 +231,17 @@ class ParallelConfig(Plain):
         return self.micro_batch_size * self.accumulation_steps * self.dp
 
     def value(self, name: str) -> Any:
-        """The value of a knob, including the study's own; None for a knob that this config does not
-        have."""
+        """Return the value of a knob, including the study's own; None for a knob that this config
+        does not have."""
         return getattr(self, name) if name in KNOBS else self.extra.get(name)
 
     def values(self) -> dict[str, Any]:
-        """All knobs of this config by name: the built-in ones, then the study's own."""
+        """Return all knobs of this config by name: the built-in ones, then the study's own."""
         return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """The config from `values()`; unknown names are the study's own knobs."""
+        """Return the config from `values()`; unknown names are the study's own knobs."""
         fixed = {name: value for name, value in values.items() if name in KNOBS}
         return cls(
             **fixed,
@@ -250,7 +249,7 @@ class ParallelConfig(Plain):
         )
 
     def with_values(self, values: Mapping[str, Any]) -> ParallelConfig:
-        """A copy of this config with some knobs changed, including the study's own."""
+        """Return a copy of this config with some knobs changed, including the study's own."""
         return ParallelConfig.of_values({**self.values(), **values})
 
     @property
@@ -260,23 +259,24 @@ class ParallelConfig(Plain):
 
         `1:{"dp":8,"precision":"fp32"}`. The key includes all values of a study's own knobs.
         """
-        given = {
+        values: dict[str, Any] = {
             name: getattr(self, name)
             for name in FIELDS
             if getattr(self, name) != KNOBS[name].default
         }
-        values = {**given, **({"extra": dict(self.extra)} if self.extra else {})}
+        if self.extra:
+            values["extra"] = dict(self.extra)
         return f"{KEY_VERSION}:{json.dumps(values, sort_keys=True, separators=(',', ':'))}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values; `extra` only if the study has its own knobs."""
+        """Return all fields as plain JSON values; `extra` only if the study has its own knobs."""
         values = {name: getattr(self, name) for name in FIELDS}
         return {**values, "extra": dict(self.extra)} if self.extra else values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """The config from plain values; omitted fields have their defaults, and unknown fields
-        raise `ConfigError`."""
+        """Return the config from plain values; omitted fields have their defaults, and unknown
+        fields raise `ConfigError`."""
         for name in values:
             if name not in KNOBS and name != "extra":
                 raise unknown_knob(name)
@@ -284,13 +284,13 @@ class ParallelConfig(Plain):
 
     @classmethod
     def parse(cls, text: str) -> ParallelConfig:
-        """The config of `knobs_of(text)`; omitted knobs have their defaults. Raises
+        """Return the config of `knobs_of(text)`; omitted knobs have their defaults. Raises
         `ConfigError`."""
         return cls.from_dict(knobs_of(text))
 
     def __str__(self) -> str:
-        """A short and unambiguous label with the knobs that differ from their defaults, and always
-        tp, pp, dp, batch and precision."""
+        """Return a short and unambiguous label with the knobs that differ from their defaults, and
+        always tp, pp, dp, batch and precision."""
         shown = [k for k in KNOBS.values() if k.always_shown or getattr(self, k.name) != k.default]
         pairs = [f"{k.name}={k.text(getattr(self, k.name))}" for k in shown]
         pairs += [
@@ -304,21 +304,21 @@ KNOBS: Mapping[str, Knob] = {
     for f in fields(ParallelConfig)
     if "knob" in f.metadata
 }
-"""The declarations of the built-in knobs by name, in display order."""
+"""declarations of the built-in knobs by name, in display order"""
 FIELDS: tuple[str, ...] = tuple(KNOBS)
-"""Their names."""
+"""names of the built-in knobs"""
 PRECISIONS: tuple[str, ...] = KNOBS["precision"].values
 SCHEDULES: tuple[str, ...] = KNOBS["pp_schedule"].values
 
 
 def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
-    """The error for an unknown knob, with the nearest known knob."""
+    """Return the error for an unknown knob, with the nearest known knob."""
     remedy = nearest(name, known) or f"knobs: {', '.join(known)}"
     return ConfigError(f"there is no knob {name!r}", remedy=remedy, field=str(name))
 
 
 def config_label(config: ParallelConfig) -> str:
-    """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1`. Different
+    """Return the config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1`. Different
     configs have different labels."""
     words = [
         declared.label_of(getattr(config, declared.name))
@@ -332,8 +332,8 @@ def config_label(config: ParallelConfig) -> str:
 
 
 def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`;
-    empty if the configs are equal."""
+    """Return the changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 ->
+    2`; empty if the configs are equal."""
     own = {*before.extra, *after.extra}
     pairs = {
         **{name: (getattr(before, name), getattr(after, name)) for name in KNOBS},
@@ -343,41 +343,42 @@ def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
 
 
 def changes_as_text(pairs: Mapping[str, Sequence[Any]]) -> str:
-    """The changes as text; `pairs` maps each knob to its values before and after."""
+    """Return the changes as text; `pairs` maps each knob to its values before and after."""
     return ", ".join(
         f"{_short_name(name)} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items()
     )
 
 
 def capitalized(text: str) -> str:
-    """The text with a capital first letter, unless it begins with a knob or a key: `zero_stage must
-    be 0`."""
+    """Return the text with a capital first letter, unless it begins with a knob or a key:
+    `zero_stage must be 0`."""
     first = re.split(r"[\s=:,]", text, maxsplit=1)[0]
     is_name = first in KNOBS or re.fullmatch(r"[a-z]\w*([._]\w+)+", first)
     return text if is_name else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
-    """The text with a capital first letter and a full stop."""
+    """Return the text with a capital first letter and a full stop."""
     return capitalized(text) + ("" if text.endswith((".", "?")) else ".")
 
 
 def _short_name(name: str) -> str:
-    """`mb` for the label `mb{}`; the knob's name if the label consists of the value, or if the knob
-    is the study's own."""
+    """Return `mb` for the label `mb{}`; the knob's name if the label consists of the value, or if
+    the knob is the study's own."""
     label = KNOBS[name].label if name in KNOBS else "{}"
     return name if label.startswith("{}") else label.removesuffix("{}")
 
 
 def _as_word(value: Any) -> str:
+    """Return a value in a list of changes; flags are on or off."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
 
 
 def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
-    """The knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1
-    dp2 mb8 acc1 fp32`.
+    """Return the knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as
+    `tp2 pp1 dp2 mb8 acc1 fp32`.
 
     `own`: declarations of the study's own knobs; their values are under `extra`. Raises
     `ConfigError` for words that are not part of a label, for unknown knobs, for values that a knob
@@ -402,13 +403,14 @@ def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]
 
 
 def _is_shown(declared: Knob, config: ParallelConfig) -> bool:
+    """Return whether the config's label shows the knob."""
     if declared.always_shown or getattr(config, declared.name) != declared.default:
         return True
     return bool(declared.shown_beside) and getattr(config, declared.shown_beside) > 1
 
 
 def _of_label(word: str) -> tuple[str, Any]:
-    """(knob, value) of one word in a label, such as `tp2`, `bf16` or `full-recompute`."""
+    """Return (knob, value) of one word in a label, such as `tp2`, `bf16` or `full-recompute`."""
     for declared in KNOBS.values():
         if declared.kind == "flag":
             if word == declared.label:
@@ -426,6 +428,7 @@ def _of_label(word: str) -> tuple[str, Any]:
 
 
 def _checked_extra(values: Any) -> Extra:
+    """Return the values of own knobs as `Extra`. Raises `ConfigError`."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"extra must map knobs to values, but is {values!r}", field="extra")
     for name, value in values.items():

@@ -25,8 +25,8 @@ the allocator's blocks and the device's own buffers matter"""
 
 
 def risk_text(oom_probability: float) -> str:
-    """The risk of running out of memory as text: a percentage, and whether the config is at the
-    limit."""
+    """Return the risk of running out of memory as text: a percentage, and whether the config is at
+    the limit."""
     low, high = AT_THE_LIMIT
     return f"{oom_probability:.0%}" + (" (at the limit)" if low <= oom_probability <= high else "")
 
@@ -36,7 +36,7 @@ class _Parts(Plain):
     """Fields that add up to a total."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers (or lists) by name."""
+        """Return plain numbers (or lists) by name."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     @property
@@ -102,7 +102,7 @@ class PhaseParts(_Parts):
     reference: Number
     """computing log-probabilities with the reference model"""
     values: Number
-    """values of the critic"""
+    """computing values with the critic"""
     update: Number
     """optimizer steps of the policy and the critic"""
     refit: Number
@@ -124,9 +124,9 @@ class Estimate(Plain):
     time_parts_s: TimeParts
     """step time by cause"""
     tokens_per_s: Number
-    """of the whole job"""
+    """tokens per second of the whole job"""
     tokens_per_s_per_gpu: Number
-    """per rank in use"""
+    """tokens per second per rank in use"""
     mfu: Number
     """model FLOPs utilization of the ranks in use, 0 to 1, relative to `mfu_peak_flops_per_s`"""
     peak_memory_bytes: Number
@@ -136,12 +136,12 @@ class Estimate(Plain):
     peak_memory_high_bytes: Number
     """upper end of the 90% interval"""
     memory_parts_bytes: MemoryParts
-    """the peak by cause"""
+    """peak memory by cause"""
     oom_probability: Number
     """probability that the peak exceeds the GPU's memory, 0 to 1"""
     mfu_peak_flops_per_s: Number = 0.0
-    """peak of one GPU in the precision of the matmuls, the denominator of `mfu`: the datasheet's, or
-    the rate that a calibration reached if it is higher; 0 in estimates of earlier versions"""
+    """peak of one GPU in the precision of the matmuls, the denominator of `mfu`: the datasheet's,
+    or the rate that a calibration reached if it is higher; 0 in estimates of earlier versions"""
     level: Number = 1.0
     """factor on all times, learned from a study's earlier trials: measured step time divided by
     predicted step time on this cluster with its software"""
@@ -161,15 +161,15 @@ class Estimate(Plain):
         return int(np.size(self.step_time_s))
 
     def row(self, index: int) -> Estimate:
-        """The estimate of config `index`, as plain floats."""
+        """Return the estimate of config `index`, as plain floats."""
         return self.map(lambda column: float(np.atleast_1d(column)[index]))
 
     def take(self, index: Any) -> Estimate:
-        """The rows selected by `index` (integers or a mask)."""
+        """Return the rows selected by `index` (integers or a mask)."""
         return self.map(lambda column: np.atleast_1d(column)[index])
 
     def map(self, function: Any) -> Estimate:
-        """The estimate with `function` applied to every number."""
+        """Return the estimate with `function` applied to every number."""
         values: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -184,7 +184,7 @@ class Estimate(Plain):
         return Estimate(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: numbers for one config, lists for many."""
+        """Return plain JSON values: numbers for one config, lists for many."""
         return {
             f.name: v.to_dict() if isinstance(v, _Parts) else _plain(v)
             for f in fields(self)
@@ -193,4 +193,5 @@ class Estimate(Plain):
 
 
 def _plain(value: Any) -> Any:
+    """Return arrays as lists; other values unchanged."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

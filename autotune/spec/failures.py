@@ -1,22 +1,23 @@
-"""How much time failures and checkpoints take from a training run, and how often to save.
+"""The time that failures and checkpoints take from a training run, and the best checkpoint
+interval.
 
-    delta   seconds that a checkpoint blocks training               R    seconds from a failure
-    until training continues
-    M       mean seconds between failures of the nodes in use: that of one node / nodes
-    tau     seconds between two checkpoints             n    replica groups, each able to train on without the others
+    delta   time that a checkpoint blocks training, s
+    R       time from a failure until training continues, s
+    M       mean time between failures of all nodes in use, s: that of one node / number of nodes
+    tau     time between two checkpoints, s
+    n       number of replica groups that can continue without each other
 
-    tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   where delta < 2M, else M        Daly 2006, eq. 37
-    share that is left = tau / (M exp(R / M) (exp((tau + delta) / M) - 1))                                       Daly 2006, eq. 20
+    tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   if delta < 2M, else M   Daly 2006, eq. 37
+    remaining fraction of time = tau / (M exp(R / M) (exp((tau + delta) / M) - 1))                        Daly 2006, eq. 20
 
 The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of the optimum
 checkpoint interval for restart dumps", FGCS 22(3).
 
-With n > 1 groups that hold the same weights (HSDP with torchft) a failure stops one group for R
-seconds, a share R / (n M) of the work. No work is lost, because the other groups continue, and the
-failed group gets the weights from them. The last checkpoint is needed only if all groups fail
-within R: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)). M_all is years if groups fail
-independently of each other. A power cut or a faulty release stops all groups at once, so tau is at
-most `LONGEST_S`.
+With n > 1 groups of identical weights (HSDP with torchft), a failure stops one group for R seconds,
+which is a fraction R / (n M) of the work. No work is lost, because the other groups continue, and
+the failed group gets their weights. A checkpoint is needed only if all groups fail within R: M_all
+= M / (prod_{k=1}^{n-1} R (n - k) / (n M)). M_all is years if groups fail independently. But a power
+failure or a faulty release stops all groups at once, so tau is at most `MAX_INTERVAL_S`.
 
 Neglected: failures that come in clusters, checkpoints that overlap with training (set delta to the
 seconds by which they still delay training), detection time beyond R.
@@ -32,8 +33,8 @@ from autotune.errors import SpecError
 from autotune.spec.plain import Plain
 from autotune.spec.texts.as_text import format_duration, number_of
 
-LONGEST_S = 86_400.0
-"""longest interval between two checkpoints of replica groups"""
+MAX_INTERVAL_S = 86_400.0
+"""maximum interval between two checkpoints of replica groups, s"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Failures:
     """time that a checkpoint blocks training, in seconds; None means the checkpoint's size divided
     by the bandwidth"""
     checkpoint_bytes: float | None = None
+    """size of a checkpoint"""
     write_bytes_per_s: float | None = None
     """write bandwidth of the storage for the whole job"""
     restart_s: float
@@ -65,7 +67,7 @@ class Failures:
 
     @property
     def saving_s(self) -> float:
-        """delta."""
+        """Time that a checkpoint blocks training (delta), in seconds."""
         if self.checkpoint_s is not None:
             return self.checkpoint_s
         assert self.checkpoint_bytes is not None
@@ -73,37 +75,37 @@ class Failures:
         return self.checkpoint_bytes / self.write_bytes_per_s
 
     def policy(self, nodes: int, step_s: float | None = None) -> CheckpointPolicy:
-        """The checkpoint interval with the least lost time on this many nodes, and the time
-        lost."""
-        apart_s, delta, lost_by_groups = self.node_mtbf_s / max(1, nodes), self.saving_s, 0.0
-        between_s = apart_s
+        """Return the checkpoint interval that loses the least time on this many nodes, and the lost
+        time. `step_s`: step time, to give the interval in steps."""
+        mtbf_s, delta, stopped_share = self.node_mtbf_s / max(1, nodes), self.saving_s, 0.0
+        loss_mtbf_s = mtbf_s  # mean time between failures that lose work
         n = self.replicas
         if n > 1:
-            lost_by_groups = min(1.0, self.restart_s / (n * apart_s))
+            stopped_share = min(1.0, self.restart_s / (n * mtbf_s))
             for k in range(1, n):
-                between_s /= min(1.0, self.restart_s * (n - k) / (n * apart_s))
-        ratio = delta / (2 * between_s)
+                loss_mtbf_s /= min(1.0, self.restart_s * (n - k) / (n * mtbf_s))
+        ratio = delta / (2 * loss_mtbf_s)
         tau = (
-            math.sqrt(2 * delta * between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta
+            math.sqrt(2 * delta * loss_mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta
             if ratio < 1
-            else between_s
+            else loss_mtbf_s
         )
         if n > 1:
-            tau = min(tau, LONGEST_S)
-        # expm1 of a huge exponent: a job that fails faster than it saves does not get on
-        exponent, restart = (tau + delta) / between_s, self.restart_s / between_s
-        left = (
+            tau = min(tau, MAX_INTERVAL_S)
+        # avoid overflow: a job that fails faster than it saves makes no progress
+        exponent, restart = (tau + delta) / loss_mtbf_s, self.restart_s / loss_mtbf_s
+        remaining = (
             0.0
             if max(exponent, restart) > 500
-            else tau / (between_s * math.exp(restart) * math.expm1(exponent))
+            else tau / (loss_mtbf_s * math.exp(restart) * math.expm1(exponent))
         )
         return CheckpointPolicy(
             interval_s=tau,
             interval_steps=max(1, round(tau / step_s)) if step_s else None,
-            lost_share=1 - left * (1 - lost_by_groups),
-            failures_per_day=86_400 / apart_s,
+            lost_share=1 - remaining * (1 - stopped_share),
+            failures_per_day=86_400 / mtbf_s,
             checkpoint_s=delta,
-            is_capped=n > 1 and tau == LONGEST_S,
+            is_capped=n > 1 and tau == MAX_INTERVAL_S,
         )
 
 
@@ -120,12 +122,13 @@ class CheckpointPolicy(Plain):
     failures_per_day: float
     """failures per day across the nodes in use"""
     checkpoint_s: float
+    """time that a checkpoint blocks training, in seconds"""
     is_capped: bool = False
-    """whether the interval is capped at `LONGEST_S`, although replica groups that continue without
-    each other would allow a longer interval"""
+    """whether the interval is capped at `MAX_INTERVAL_S`, although replica groups that continue
+    without each other would allow a longer interval"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the paper or code that the formula comes from."""
+        """Return plain JSON values, with the paper or code that the formula comes from."""
         return {
             **Plain.to_dict(self),
             "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, to first order)",
@@ -133,7 +136,7 @@ class CheckpointPolicy(Plain):
 
     @property
     def text(self) -> str:
-        """As a sentence."""
+        """The plan as a sentence."""
         steps = f" ({number_of(self.interval_steps, 'step')})" if self.interval_steps else ""
         if self.is_capped:
             return f"checkpoints: once a day{steps} is enough, because the other replicas continue when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"

@@ -34,7 +34,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _FLAGS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
 Value = bool | int | float | str
-"""Kind of values that a knob may have."""
+"""type of a knob's values"""
 
 
 @final
@@ -69,8 +69,8 @@ class Knob:
 
     @classmethod
     def own(cls, name: str, values: Sequence[Any]) -> Knob:
-        """A study's own knob with these values: all booleans, all numbers, or all words. The first
-        value is the default.
+        """Return a study's own knob with these values: all booleans, all numbers, or all words. The
+        first value is the default.
 
         Raises `SpecError` for a name that is not a lower-case identifier, and for values of
         different kinds.
@@ -106,28 +106,28 @@ class Knob:
         )
 
     def check(self, value: Any) -> None:
-        """Raises `ConfigError` if the knob cannot have this value."""
+        """Raise `ConfigError` if the knob cannot have this value."""
         if self.kind in ("degree", "count"):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
-                raise self._wrong("must be a whole number from 1 to 2^30", value)
+                raise self._error("must be a whole number from 1 to 2^30", value)
         elif self.kind == "flag":
             if not isinstance(value, bool):
-                raise self._wrong("must be true or false", value)
+                raise self._error("must be true or false", value)
         elif isinstance(value, bool) or value not in self.values:
             listed = [str(v) for v in self.values]
             if self.kind == "word" or self.is_own:
                 remedy = READ_AS_BOOLEAN if isinstance(value, bool) else nearest(value, listed)
-                raise self._wrong(f"must be one of {', '.join(listed)}", value, remedy=remedy)
-            raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
+                raise self._error(f"must be one of {', '.join(listed)}", value, remedy=remedy)
+            raise self._error(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:
-        """The value in a text, without a check. Raises `ConfigError` for text that is not a value
-        of this kind."""
+        """Return the value in a text, without a check. Raises `ConfigError` for text that is not a
+        value of this kind."""
         if self.kind == "word":
             return text
         if self.kind == "flag":
             if text.lower() not in _FLAGS:
-                raise self._wrong("must be true or false", text)
+                raise self._error("must be true or false", text)
             return _FLAGS[text.lower()]
         try:
             return int(text)
@@ -138,14 +138,14 @@ class Knob:
                 return float(text)
         except ValueError:
             pass
-        raise self._wrong("must be a number" if self.is_own else "must be a whole number", text)
+        raise self._error("must be a number" if self.is_own else "must be a whole number", text)
 
     def text(self, value: Any) -> str:
-        """The formatted value: `true`, `8`, `bf16`."""
+        """Return the formatted value: `true`, `8`, `bf16`."""
         return str(value).lower() if self.kind == "flag" else str(value)
 
     def label_of(self, value: Any) -> str:
-        """The value in a label: `tp8`, `bf16`, `full-recompute`, `sp`, `num_workers=4`."""
+        """Return the value in a label: `tp8`, `bf16`, `full-recompute`, `sp`, `num_workers=4`."""
         if self.kind == "flag" and not self.is_own:
             return self.label
         return self.label.format(
@@ -153,11 +153,11 @@ class Knob:
         )
 
     def encode(self, value: Any) -> int:
-        """The integer that represents the value in a column."""
+        """Return the integer that represents the value in a column."""
         return self.values.index(value) if self.values else int(value)
 
     def decode(self, code: Any) -> Any:
-        """The value represented by a column's entry."""
+        """Return the value represented by a column's entry."""
         return self.values[int(code)] if self.values else int(code)
 
     @property
@@ -168,8 +168,8 @@ class Knob:
         return np.int8 if self.kind == "word" and not self.is_own else np.int64
 
     def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        """The position of each entry on this knob's axis: log2 of counts and positive numbers,
-        otherwise the code.
+        """Return the position of each entry on this knob's axis: log2 of counts and positive
+        numbers, otherwise the code.
 
         One step of the knob (doubling a number, taking the next word, or switching a flag) is about
         1 on the axis.
@@ -182,8 +182,9 @@ class Knob:
             )
         return column.astype(np.float64)
 
-    def _wrong(self, law: str, value: Any, *, remedy: str = "") -> ConfigError:
-        return ConfigError(f"{self.name} {law}, but is {value!r}", remedy=remedy, field=self.name)
+    def _error(self, rule: str, value: Any, *, remedy: str = "") -> ConfigError:
+        """Return the error for an invalid value."""
+        return ConfigError(f"{self.name} {rule}, but is {value!r}", remedy=remedy, field=self.name)
 
 
 def knob(kind: str, default: Any, doc: str, **declared: Any) -> Any:
@@ -197,6 +198,7 @@ def knob(kind: str, default: Any, doc: str, **declared: Any) -> Any:
 
 
 def _kind_of(values: Sequence[Any]) -> str | None:
+    """Return flag, number or word; None if the values are of different kinds or invalid."""
     if all(isinstance(value, bool) for value in values):
         return "flag"
     if all(

@@ -2,13 +2,12 @@
 model or the simulated runner.
 
     read        a value changes what the part does, or is rejected with a reason
-    neutral     a value changes nothing there, for a stated reason
-    cannot      the part has no such thing: every value but the default is rejected, for a stated reason
-    forgotten   none of these: nobody has taught the part about the knob, so it refuses every value but the default
+    neutral     a value has no effect on the part, for a stated reason
+    cannot      the part has no such feature: every value except the default is rejected, for a stated reason
+    forgotten   not declared: every value except the default is rejected
 
-A knob that is added to `ParallelConfig` is forgotten by each part until the part declares it. A
-forgotten knob is rejected by name, never silently dropped. `python -m autotune.testing.knobs` lists
-forgotten knobs.
+A knob that is added to `ParallelConfig` is forgotten until each part declares it. Its values are
+rejected, never silently ignored. `python -m autotune.testing.knobs` lists forgotten knobs.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ class KnobUse:
     """why a study's own knobs have no effect; empty if the part rejects them"""
 
     def forgotten(self) -> tuple[Knob, ...]:
-        """The knobs that the part neither reads nor declares as neutral or impossible."""
+        """Return the knobs that the part neither reads nor declares as neutral or impossible."""
         declared = self.reads | self.neutral.keys() | self.cannot.keys()
         return tuple(knob for name, knob in KNOBS.items() if name not in declared)
 
     def mistakes(self) -> tuple[str, ...]:
-        """Mistakes in the declaration itself, as text: unknown knobs, unknown values, and knobs
+        """Return the mistakes in the declaration, as text: unknown knobs, unknown values, and knobs
         declared in two ways."""
         whole, single = _split(self.cannot)
-        strange = sorted(
+        unknown = sorted(
             (self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - KNOBS.keys()
         )
-        answers = (
+        declarations = (
             (self.reads, "reads it"),
             (self.neutral.keys(), "declares it neutral"),
             (whole, "says that it cannot"),
         )
-        twice = {
-            name: [words for names, words in answers if name in names]
+        declared = {
+            name: [words for names, words in declarations if name in names]
             for name in sorted(self.reads | self.neutral.keys() | whole)
         }
         return (
-            *(f"the {self.part} declares {name}, which is not a knob" for name in strange),
+            *(f"the {self.part} declares {name}, which is not a knob" for name in unknown),
             *(
-                f"{name}: the {self.part} {' and '.join(said)}"
-                for name, said in twice.items()
-                if len(said) > 1
+                f"{name}: the {self.part} {' and '.join(words)}"
+                for name, words in declared.items()
+                if len(words) > 1
             ),
             *(
                 f"the {self.part} declares {name}={value} impossible, but {name} never has this value"
@@ -85,8 +84,8 @@ class KnobUse:
         )
 
     def impossible(self, knob: Knob, value: Any) -> str:
-        """Why the part does not support this value; empty if it supports the value, and for knobs
-        that it does not declare."""
+        """Return why the part does not support this value; empty if it supports the value, and for
+        knobs that it does not declare."""
         if value == knob.default:
             return ""
         return self.cannot.get(knob.name) or self.cannot.get(f"{knob.name}={knob.text(value)}", "")
@@ -112,11 +111,9 @@ class KnobUse:
                     self._check_value(knob, value, forgotten)
 
     def key(self, config: ParallelConfig) -> str:
-        """The knobs that this part reads, as text; configs that are equal for this part get the
-        same
-                text.
-        As in `str(config)`, knobs at their defaults are omitted unless they are always shown.
-        """
+        """Return the knobs that this part reads as text, which is equal for configs that are equal
+        for this part. As in `str(config)`, knobs at their defaults are omitted unless they are
+        always shown."""
         shown = [
             knob
             for name, knob in KNOBS.items()
@@ -125,35 +122,36 @@ class KnobUse:
         return ",".join(f"{knob.name}={knob.text(getattr(config, knob.name))}" for knob in shown)
 
     def _limited(self) -> tuple[tuple[Knob, bool], ...]:
-        """The knobs with values that the part rejects, each with a flag for whether the knob was
-        forgotten."""
+        """Return the knobs with values that the part rejects, each with a flag for whether the knob
+        was forgotten."""
         forgotten = {knob.name for knob in self.forgotten()}
         limited = forgotten | {name.partition("=")[0] for name in self.cannot}
         return tuple((KNOBS[name], name in forgotten) for name in KNOBS if name in limited)
 
     def _check_value(self, knob: Knob, value: Any, forgotten: bool) -> None:
-        said = f"{knob.name}={knob.text(value)}"
+        """Raise `ConfigError` if the part does not support this value, or forgot the knob."""
+        setting = f"{knob.name}={knob.text(value)}"
         if reason := self.impossible(knob, value):
             raise ConfigError(
-                f"the {self.part} does not support {said}: {reason}",
+                f"the {self.part} does not support {setting}: {reason}",
                 remedy=f"use {knob.name}={knob.text(knob.default)}",
                 field=knob.name,
             )
         if forgotten:
             raise ConfigError(
-                f"the {self.part} does not support {knob.name}, but {knob.name}={knob.text(value)}",
+                f"the {self.part} does not support {knob.name}, but {setting}",
                 remedy=f"use {knob.name}={knob.text(knob.default)}, or add support to the {self.part} (see {__name__})",
                 field=knob.name,
             )
 
 
 def own_knob_remedy(name: str) -> str:
-    """What to do if a study's own knob cannot be passed on."""
+    """Return the remedy for a study's own knob that a trainer cannot pass to its program."""
     return f"use `trainer: {{kind: command, ...}}` and pass the knob to your program in argv or env, with the placeholder {{{name}}}"
 
 
 def _split(cannot: Mapping[str, str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """(knobs that are impossible as a whole, single values that are impossible)."""
+    """Return (impossible knobs, impossible single values as (knob, value))."""
     pieces = [name.partition("=") for name in cannot]
     return {name for name, sign, _ in pieces if not sign}, {
         (name, value) for name, sign, value in pieces if sign

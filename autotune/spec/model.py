@@ -34,7 +34,7 @@ class ModelSpec(Plain):
     """Shape of a decoder; counts are whole numbers >= 1."""
 
     name: str
-    """its name"""
+    """name of the model"""
     num_layers: int
     """transformer layers"""
     hidden_size: int
@@ -106,7 +106,7 @@ class ModelSpec(Plain):
             *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim", "mtp_layers"),
         ):
             positive_int(name, getattr(self, name), at_most=1 << 24, least=0)
-        # as many as the longest sequence
+        # the same maximum as for seq_len
         positive_int("max_positions", self.max_positions, at_most=1 << 27, least=0)
         if not self.attention_head_dim and self.hidden_size % self.num_attention_heads:
             raise SpecError(
@@ -284,71 +284,73 @@ class ModelSpec(Plain):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences that state what predictions assume about a model other than the built-in
-        decoder."""
-        code, found = self.code, list[str]()
+        """What predictions assume about a model other than the built-in decoder, as sentences."""
+        code, assumptions = self.code, list[str]()
         if self.is_counted:
-            stands_for = "activations and times are predicted for a decoder of that size, so only trials show which config is fast and which one fits"
+            predicted = "activations and times are predicted for a decoder of that size, so only trials show which config is fast and which one fits"
             counted = "its weights, gradients and optimizer states are counted"
             return (
-                f"{self.name} is known only by its {self.num_parameters:,} weights; {counted}; {stands_for}",
+                f"{self.name} is known only by its {self.num_parameters:,} weights; {counted}; {predicted}",
             )
         document = json.loads(self.source) if self.source else {}
         if document and text_of(document) is None and (family := guessed_family(document)):
-            found.append(
+            assumptions.append(
                 f"the config.json of {self.name} has no model_type, so the file is read as a {family} model; "
                 "add model_type if the model is of another family"
             )
         if text_of(document) is not None and not (code and code.num_parameters):
-            found.append(
+            assumptions.append(
                 f"only the language model of {self.name} is counted; other parts of its config.json, "
                 f"such as a vision tower, are not; "
                 "`model: {hf: PATH}` on a machine with transformers counts these parts too"
             )
         if code is None:
-            return tuple(found)
+            return tuple(assumptions)
         if code.takes:
-            found.append(
+            assumptions.append(
                 f"{self.name} takes {code.takes}, not tokens; predictions count seq_len tokens for each sample, so set seq_len to the number of patches or frames per sample; "
                 "the native trainer cannot train this model, so set `trainer` to your own program"
             )
         if code.layers:
             kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
-            found.append(
+            assumptions.append(
                 f"{self.name} has layers that a decoder does not have "
                 f"({kinds}): weights and matmuls are counted by kind from the model's class; activations and times use the formulas for a decoder with the same number of weights per layer, so their intervals are wider"
             )
         elif code.guessed:
-            found.append(
+            assumptions.append(
                 f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code, so predicted times assume a decoder with the same number of weights"
             )
         if code.has_towers:
-            found.append(
+            assumptions.append(
                 f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} are outside its language model; the memory and gradient traffic of these weights are counted, but not their compute and activations, because "
                 f"the workload consists only of tokens"
             )
-        return tuple(found)
+        return tuple(assumptions)
 
     def _mlp(self, width: int) -> int:
+        """Return the number of weights in an MLP with this inner width."""
         biases = 0 if self.gated_mlp else width + self.hidden_size
         return (3 if self.gated_mlp else 2) * self.hidden_size * width + biases
 
     @classmethod
     def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
-        """A model known only by its parameter count, such as an image model; predictions use a
-        decoder of about the same size."""
+        """Return a model known only by its parameter count, such as an image model; predictions use
+        a decoder of about the same size."""
         positive_int("parameters", parameters, at_most=1 << 50)
         layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
         width = max(1, math.isqrt(parameters // (12 * layers)))
         heads = max(1, width // _HEAD)
         width = width // heads * heads
-        of_attention = 4 * width**2 + 2 * width
-        stands_for = cls(
+        attention_parameters = 4 * width**2 + 2 * width
+        decoder = cls(
             name=name,
             num_layers=layers,
             hidden_size=width,
             num_attention_heads=heads,
-            ffn_hidden_size=max(1, round((parameters / layers - of_attention) / (3 * width))),
+            ffn_hidden_size=max(
+                1, round((parameters / layers - attention_parameters) / (3 * width))
+            ),
             vocab_size=1,
             gated_mlp=True,
             tied_embeddings=True,
@@ -358,12 +360,12 @@ class ModelSpec(Plain):
             guessed=("num_attention_heads", "ffn_hidden_size"),
             reads_tokens=False,
         )
-        return replace(stands_for, code=code)
+        return replace(decoder, code=code)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
-        """The model of a Hugging Face `config.json` (its path, or the parsed document), read by
-        family as in `autotune.spec.hugging_face.reading`.
+        """Return the model of a Hugging Face `config.json` (its path, or the parsed document), read
+        by family as in `autotune.spec.hugging_face.reading`.
 
         Raises `SpecError` if the file is missing or is not a JSON object, if the family is unknown,
         or if a size field is not understood.
@@ -381,8 +383,8 @@ class ModelSpec(Plain):
 
 
 def read_config_json(path: str | Path) -> Mapping[str, Any]:
-    """The JSON object in a model's file. Raises `SpecError` if the file cannot be read or contains
-    anything but an object."""
+    """Return the JSON object in a model's file. Raises `SpecError` if the file cannot be read or
+    contains anything but an object."""
     try:
         document = read_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OTHER_NAMED = 0.01
-"""minimum share of the weights outside the language model at which these weights count as separate
+MIN_OTHER_SHARE = 0.01
+"""minimum fraction of the weights outside the language model at which they are treated as separate
 parts"""
 
 
@@ -30,12 +30,12 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
-    """Specifies how to build an `nn.Module`. The fields are plain values, which are sent between
-    processes and machines as JSON. The code runs at the point where the model is built."""
+    """Specifies how to build an `nn.Module`. The fields are plain values, so that they can be sent
+    to other processes and machines as JSON. The code runs where the model is built."""
 
     module: str = ""
-    """the user's `package.module:function`; empty for transformers' own
-    class for `ModelSpec.source`, and also for a model with only `num_parameters` known"""
+    """the user's `package.module:function`; empty for the transformers class of `ModelSpec.source`,
+    and for a model with only `num_parameters` known"""
     args: str = "{}"
     """keyword arguments of the function, as JSON text"""
     folder: str = ""
@@ -80,4 +80,4 @@ class ModelCode:
     @property
     def has_towers(self) -> bool:
         """Whether enough weights are outside the language model to be treated as separate parts."""
-        return self.other_parameters > OTHER_NAMED * self.num_parameters
+        return self.other_parameters > MIN_OTHER_SHARE * self.num_parameters

@@ -32,13 +32,14 @@ class Plain:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: dicts, lists, text, numbers, true, false and null."""
+        """Return plain JSON values: dicts, lists, text, numbers, true, false and null."""
         return _by_field(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The object that `to_dict` turned into these values; omitted fields have their defaults.
-        Raises `SpecError` for an unknown key, and any error that the fields' values raise."""
+        """Return the object that `to_dict` turned into these values; omitted fields have their
+        defaults. Raises `SpecError` for an unknown key, and any error that the fields' values
+        raise."""
         return read_fields(cls, values)
 
 
@@ -59,12 +60,13 @@ def to_plain(value: Any) -> Any:
 
 
 def _by_field(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain values."""
     return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
 
 
 def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
-    """The dataclass that `to_plain` turned into these values; each field is read according to its
-    type."""
+    """Return the dataclass that `to_plain` turned into these values; each field is read according
+    to its type. Raises `SpecError` for an unknown field."""
     readers = _readers(kind)  # type: ignore[arg-type]
     for name in values:
         if name not in readers:
@@ -73,23 +75,24 @@ def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
                 remedy=nearest(name, readers) or "was it written by a newer release?",
                 field=str(name),
             )
-    found = dict(values)
+    converted = dict(values)
     for name, value in values.items():
         reader = readers[name]
         if reader is not None and value is not None:
-            found[name] = reader(value)
-    return kind(**found)
+            converted[name] = reader(value)
+    return kind(**converted)
 
 
 @cache
 def _readers(kind: type) -> Mapping[str, Reader | None]:
-    """For each field, the function that converts a plain value to the field's value; None if no
-    conversion is needed."""
+    """Return, for each field, the function that converts a plain value to the field's value; None
+    if no conversion is needed."""
     types = get_type_hints(kind)
     return {f.name: _reader(types[f.name]) for f in fields(kind)}
 
 
 def _reader(kind: Any) -> Reader | None:
+    """Return the function that converts plain values to this type; None if none is needed."""
     parts = get_args(kind)
     origin = get_origin(kind)
     if origin is tuple:
@@ -111,6 +114,7 @@ def _reader(kind: Any) -> Reader | None:
 
 
 def _reader_of_class(kind: type) -> Reader | None:
+    """Return the function that converts plain values to this class; None if none is needed."""
     if issubclass(kind, Plain):
         return kind.from_dict
     if is_dataclass(kind):
@@ -121,30 +125,29 @@ def _reader_of_class(kind: type) -> Reader | None:
 
 
 def _list_or_value(value: Any) -> Any:
+    """Return a list as a tuple; other values unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def canonical(values: Any) -> str:
-    """Plain values as canonical JSON text: sorted keys, no spaces, ASCII."""
+    """Return plain values as canonical JSON text: sorted keys, no spaces, ASCII."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def fingerprint(values: Any) -> str:
-    """32 hexadecimal digits, equal for equal plain values."""
+    """Return a digest of 32 hexadecimal digits, equal for equal plain values."""
     return hashlib.blake2b(canonical(values).encode(), digest_size=16).hexdigest()
 
 
 def identity(values: Any) -> str:
-    """`fingerprint` of the significant values. Null, false, zero and empty values are omitted, and
-    so are details that the catalog adds to a GPU's datasheet. So
-        the fingerprint stays the same if a field with such a default is added later, or if the
-        catalog adds details to a stored GPU.
-    """
-    return fingerprint(_said(values))
+    """Return the `fingerprint` of the significant values, without null, false, zero and empty
+    values and without details that the catalog adds to a GPU's datasheet. So it stays the same if a
+    field with such a default is added later, or if the catalog adds details to a GPU."""
+    return fingerprint(_significant(values))
 
 
 def finite(values: Any) -> Any:
-    """The values with null in place of every number that JSON cannot express (nan and
+    """Return the values with null in place of every number that JSON cannot express (nan and
     infinities)."""
     if isinstance(values, float):
         return values if math.isfinite(values) else None
@@ -159,9 +162,12 @@ _ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "rated_watts", "
 """fields of `GpuSpec` that add details to a GPU and that stored studies may lack"""
 
 
-def _said(value: Any) -> Any:
+def _significant(value: Any) -> Any:
+    """Return the values that count for `identity`."""
     if isinstance(value, Mapping):
         return {
-            key: said for key, item in value.items() if key not in _ADDED and (said := _said(item))
+            key: inner
+            for key, item in value.items()
+            if key not in _ADDED and (inner := _significant(item))
         }
-    return [_said(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_significant(item) for item in value] if isinstance(value, list | tuple) else value

@@ -68,8 +68,7 @@ _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How fast responses are generated. You specify this speed, because autotune does not model
-    it."""
+    """The generation speed, which the user specifies because autotune does not model it."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
     """response tokens per second per GPU, by the engine's tensor-parallel degree"""
@@ -100,8 +99,8 @@ class Rollout:
             )
 
     def rate(self, tp: int) -> float | None:
-        """Tokens per second per GPU with this tensor-parallel degree; None if this speed was not
-        specified."""
+        """Return tokens per second per GPU with this tensor-parallel degree; None if this speed was
+        not specified."""
         return dict(self.tokens_per_s_per_gpu).get(tp)
 
 
@@ -242,22 +241,22 @@ class PostTraining:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Values that the spec does not contain and autotune therefore assumes, as text."""
+        """Assumptions about values that the spec does not contain, as text."""
         both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
-        told = tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
+        notes = tuple(f"{name}: {lengths.assumed}" for name, lengths in both if lengths.assumed)
         if (
             self.generates
             and self.rollout is not None
             and not self.rollout.memory_fraction
             and not self.rollout_gpus
         ):
-            told += (
+            notes += (
                 "the engine is assumed to use no GPU memory, because rollout.memory_fraction is not set",
             )
-        return told
+        return notes
 
-    def today(self, name: str) -> Any:
-        """The current value of a post-training knob that the study does not list."""
+    def current(self, name: str) -> Any:
+        """Return the current value of a post-training knob."""
         if name == "rollout_tp":
             return 1 if self.rollout is None else self.rollout.tp
         return getattr(self, name)
@@ -268,11 +267,11 @@ def check_rl_knob(name: str, values: Iterable[Any]) -> None:
     words = RL_KNOBS[name][1]
     for value in values:
         if name == "group_by_length":
-            wrong = "" if isinstance(value, bool) else "true or false"
+            required = "" if isinstance(value, bool) else "true or false"
         elif words:
-            wrong = "" if value in words else f"one of {', '.join(words)}"
+            required = "" if value in words else f"one of {', '.join(words)}"
         elif name == "staleness":
-            wrong = (
+            required = (
                 ""
                 if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
                 else "a number of steps, 0 or more"
@@ -282,8 +281,8 @@ def check_rl_knob(name: str, values: Iterable[Any]) -> None:
             is_count = (
                 isinstance(value, int) and not isinstance(value, bool) and least <= value <= 1 << 27
             )
-            wrong = "" if is_count else f"a whole number, {least} or more"
-        if wrong:
+            required = "" if is_count else f"a whole number, {least} or more"
+        if required:
             raise SpecError(
-                f"{name} must be {wrong}, but one value is {value!r}", field=f"knobs.{name}"
+                f"{name} must be {required}, but one value is {value!r}", field=f"knobs.{name}"
             )

@@ -17,6 +17,7 @@ from autotune.spec.plain import Plain, to_plain
 from autotune.spec.workload import Workload
 
 METRICS = ("throughput", "goodput", "cost")
+"""names of the metrics of `Objective`"""
 
 
 class StudyStatus(StrEnum):
@@ -49,8 +50,8 @@ class Wanted(StrEnum):
     """running trials are killed"""
 
     def may_become(self, other: Wanted) -> bool:
-        """Whether `other` may be requested after this request. A pause can be undone, a stop or a
-        cancel cannot."""
+        """Return whether `other` may be requested after this request. A pause can be undone, a stop
+        or a cancel cannot."""
         return other in (self, Wanted.CANCEL) or self in (Wanted.RUN, Wanted.PAUSE)
 
 
@@ -88,9 +89,9 @@ class Objective:
     failures: Failures | None = None
     """cluster failures and the time to save a checkpoint; used by the metric goodput"""
 
-    def kept_share(self, ranks: int, gpus_per_node: int) -> float:
-        """Fraction of time left for training after failures on this many ranks; 1 unless goodput
-        accounts for failures."""
+    def training_share(self, ranks: int, gpus_per_node: int) -> float:
+        """Return the fraction of time that failures on this many ranks leave for training; 1 unless
+        the metric is goodput and failures are set."""
         if self.metric != "goodput" or self.failures is None:
             return 1.0
         return max(1e-6, 1.0 - self.failures.policy(-(-ranks // gpus_per_node)).lost_share)
@@ -152,11 +153,11 @@ class MeasureSpec(Plain):
 
 
 SIMULATED = "simulated"
-"""registered name of the runner that simulates trials with the cost model; simulated measurements
-say nothing about hardware"""
+"""registered name of the runner that simulates trials with the cost model; its measurements are not
+evidence about hardware"""
 
 
-USUAL_SEARCHER = "bayesian"
+DEFAULT_SEARCHER = "bayesian"
 """registered name of the default searcher"""
 
 
@@ -165,7 +166,7 @@ class Study(Plain):
     """One tuning job: workload x space x objective x budget x searcher."""
 
     name: str
-    """its name"""
+    """name of the study"""
     workload: Workload
     """the model, data and cluster to tune for; for a study with a target, this is the target's
     workload"""
@@ -174,10 +175,10 @@ class Study(Plain):
     objective: Objective = Objective()
     """what is maximized"""
     budget: Budget = Budget()
-    """its limits"""
+    """limits of the study"""
     measure: MeasureSpec = MeasureSpec()
     """how a trial is measured"""
-    searcher: str = USUAL_SEARCHER
+    searcher: str = DEFAULT_SEARCHER
     """registered name of the searcher"""
     trainer: str = "native"
     """registered name of the trainer"""
@@ -234,8 +235,8 @@ class Study(Plain):
         return self.workload.global_batch_sizes if compares else ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is the
-        same as before targets existed."""
+        """Return plain JSON values. A study without a target has no `at_hand`, so its fingerprint
+        is the same as before targets existed."""
         values = Plain.to_dict(self)
         return (
             values
@@ -245,19 +246,19 @@ class Study(Plain):
 
 
 def is_same_study(
-    kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]
+    stored: Study, stored_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]
 ) -> bool:
-    """Whether a stored study has the same values as `study`, or has the same spec (if `spec` is not
-    empty). If the model's code has changed, the studies differ."""
-    is_same = kept.to_dict() == study.to_dict() or (
-        bool(spec) and to_plain(kept_spec) == to_plain(spec)
+    """Return whether a stored study has the same values as `study`, or has the same spec (if `spec`
+    is not empty). If the model's code has changed, the studies differ."""
+    is_same = stored.to_dict() == study.to_dict() or (
+        bool(spec) and to_plain(stored_spec) == to_plain(spec)
     )
-    return is_same and kept.workload.model.code == study.workload.model.code
+    return is_same and stored.workload.model.code == study.workload.model.code
 
 
 def _check_searcher_of_proxies(searcher: str) -> None:
-    """Raises `SpecError` for a searcher that a study with a target would not use."""
-    if searcher != USUAL_SEARCHER:
+    """Raise `SpecError` for a searcher that a study with a target would not use."""
+    if searcher != DEFAULT_SEARCHER:
         raise SpecError(
             f"a study with a target chooses its proxies itself, but searcher={searcher}",
             remedy="omit `searcher`; a study that runs on the target itself, without `target`, accepts any searcher",
@@ -266,7 +267,7 @@ def _check_searcher_of_proxies(searcher: str) -> None:
 
 
 def _check_no_baseline(baseline: ParallelConfig | None) -> None:
-    """Raises `SpecError` if a study with a target has a baseline, because nothing would be compared
+    """Raise `SpecError` if a study with a target has a baseline, because nothing would be compared
     with it."""
     if baseline is not None:
         raise SpecError(
@@ -278,7 +279,7 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
 
 
 def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objective) -> None:
-    """Raises `SpecError` for a target that has no proxy on the available cluster."""
+    """Raise `SpecError` for a target that has no proxy on the available cluster."""
     if target.gpu.name != at_hand.gpu.name:
         raise SpecError(
             f"proxies must run on the target's GPU type, but the target {target.name} has {target.gpu.name} and your cluster {at_hand.name} "
@@ -303,7 +304,8 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
 def policy_for(
     study: Study, config: ParallelConfig, step_s: float | None
 ) -> CheckpointPolicy | None:
-    """The checkpoint plan of a study's config; None if the spec does not describe failures."""
+    """Return the checkpoint plan of a study's config; None if the spec does not describe
+    failures."""
     failures = study.objective.failures
     per_node = study.workload.cluster.gpus_per_node
     return (

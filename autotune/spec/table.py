@@ -56,8 +56,8 @@ class ConfigTable:
     def of(
         cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None
     ) -> ConfigTable:
-        """The table of these configs, in the given order. Without `own`, the declarations of the
-        configs' own knobs are derived from the values that occur.
+        """Return the table of these configs, in the given order. Without `own`, the declarations of
+        the configs' own knobs are derived from the values that occur.
 
         Raises `ConfigError` if the configs do not have the same knobs in `extra`, or if a config
         has a value that the knob's declaration does not list.
@@ -85,7 +85,7 @@ class ConfigTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[ConfigTable]) -> ConfigTable:
-        """All rows of all tables in order; the tables have the same knobs."""
+        """Return all rows of all tables in order; the tables have the same knobs."""
         knobs = tables[0].knobs
         return cls({n: np.concatenate([t.column(n) for t in tables]) for n in knobs}, tables[0].own)
 
@@ -95,11 +95,11 @@ class ConfigTable:
         return tuple(knob for knob in self.knobs.values() if knob.is_own)
 
     def column(self, name: str) -> Column:
-        """The column of this knob, shape (N,)."""
+        """Return the column of this knob, shape (N,)."""
         return self._columns[name]
 
     def __getattr__(self, name: str) -> Column:
-        if name.startswith("_"):  # while it is unpickled there are no columns yet
+        if name.startswith("_"):  # during unpickling, `_columns` does not exist yet
             raise AttributeError(name)
         try:
             return self._columns[name]
@@ -110,7 +110,7 @@ class ConfigTable:
         return len(self._columns["tp"])
 
     def __getitem__(self, index: int) -> ParallelConfig:
-        """Row `index` as a config."""
+        """Return row `index` as a config."""
         values = {n: knob.decode(self._columns[n][index]) for n, knob in self.knobs.items()}
         own = {n: values.pop(n) for n in values.keys() - KNOBS.keys()}
         return ParallelConfig(**values, extra=Extra(own) if own else NO_EXTRA)
@@ -119,7 +119,7 @@ class ConfigTable:
         return (self[i] for i in range(len(self)))
 
     def take(self, index: Any) -> ConfigTable:
-        """The rows selected by `index` (integers or a mask)."""
+        """Return the rows selected by `index` (integers or a mask)."""
         return ConfigTable({n: c[index] for n, c in self._columns.items()}, self.own)
 
     def is_word(self, name: str, word: str) -> NDArray[np.bool_]:
@@ -134,8 +134,8 @@ class ConfigTable:
         return mask
 
     def coordinates(self) -> NDArray[np.float64]:
-        """The coordinates of each config, shape (N, d): log2 of counts, codes of words, 0 or 1 for
-        flags. One step in any column is one step of a knob."""
+        """Return the coordinates of each config, shape (N, d): log2 of counts, codes of words, 0 or
+        1 for flags. One step in any column is one step of a knob."""
         return np.stack(
             [knob.coordinate(self.column(name)) for name, knob in self.knobs.items()], axis=1
         )
@@ -159,5 +159,6 @@ class ConfigTable:
 
 
 def _declared_by(configs: Sequence[ParallelConfig]) -> Iterator[Knob]:
+    """Yield the declarations of the configs' own knobs, derived from their values."""
     for name in sorted({name for config in configs for name in config.extra}):
         yield Knob.own(name, list(dict.fromkeys(c.extra[name] for c in configs if name in c.extra)))

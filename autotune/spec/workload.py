@@ -163,16 +163,16 @@ class Workload(Plain):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences that state what predictions assume about the model and its attention."""
+        """What predictions assume about the model and its attention, as sentences."""
         window = narrowest_window(self.model)
         if not 0 < window < self.seq_len:
             return self.model.assumptions
-        whole = (
+        all_tokens = (
             f"attention is counted over all {self.seq_len:,} tokens of a sequence, but the config.json of "
             f"{self.model.name} limits some or all layers to {window:,} tokens, so predicted times and MFU are too high if the "
             "trainer's kernels skip the other tokens"
         )
-        return (*self.model.assumptions, whole)
+        return (*self.model.assumptions, all_tokens)
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""A store in memory, which lives as long as its process: for tests and experiments, and for reading
-a store that does not exist yet. It runs the same SQL as the others, on SQLite."""
+"""A store in the memory of a process, on SQLite: for tests and experiments, and for commands that
+read a store that does not exist."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from autotune.store.sql import SqlStore
 
 
 class MemoryStore(SqlStore):
-    """`SqlStore` without a file; threads may share it."""
+    """A `SqlStore` without a file. Threads may share it."""
 
     def __init__(self) -> None:
         super().__init__(memory_location())
 
 
-class UnmadeStore(MemoryStore):
-    """A store that does not exist yet, for commands that read: it is empty. Keeping a calibration or
-    a dry run creates it."""
+class MissingStore(MemoryStore):
+    """An empty store in place of one that does not exist, for commands that read. Saving a
+    calibration or a profile creates the store."""
 
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
         self._location = location
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Stores the constants here, and in the store that this creates."""
+        """Save the constants in memory, and in the store, which is created."""
         super().save_calibration(cluster, trainer, values)
-        with closing(SqlStore(self._location)) as made:
-            made.save_calibration(cluster, trainer, values)
+        with closing(SqlStore(self._location)) as created:
+            created.save_calibration(cluster, trainer, values)
 
     def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
-        """Stores the profile here, and in the store that this creates."""
+        """Save the profile in memory, and in the store, which is created."""
         super().save_profile(fingerprint, values)
-        with closing(SqlStore(self._location)) as made:
-            made.save_profile(fingerprint, values)
+        with closing(SqlStore(self._location)) as created:
+            created.save_profile(fingerprint, values)

@@ -1,10 +1,10 @@
 """Compact encodings: a trial's document as compressed JSON, step metrics as fixed-size records.
 
-    document   byte 1 + deflate of canonical JSON with a preset dictionary of the keys that every trial repeats (RFC 1950 FDICT)
-    steps      28 bytes a step, little-endian: u32 step, f64 step_time_s, f64 loss, f64 grad_norm; in order of arrival
+    document   byte 1 + deflate of canonical JSON with a preset dictionary of the usual keys (RFC 1950 FDICT)
+    steps      28 bytes per step, little-endian: u32 step, f64 step_time_s, f64 loss, f64 grad_norm; in order of arrival
 
-The leading byte names the dictionary. A dictionary never changes; a better one would get byte 2,
-and both could be read.
+The leading byte is the version of the dictionary, which never changes. A new dictionary would get
+byte 2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from autotune.errors import StoreCorruptError
 from autotune.ports import StepsReported
 
-_KEYS = (
+_DICTIONARY = (
     b'{"config":{"accumulation_steps":1,"compile":false,"cp":1,"dp":1,"ep":1,"micro_batch_size":1,"pp":1,"pp_schedule":"1f1b",'
     b'"precision":"bf16","recompute":"none","sequence_parallel":false,"tp":1,"virtual_stages":1,"zero_stage":0},"estimate":{"memory_parts_bytes":{"activations":,"framework":,"gradients":,"logits":,"optimizer":,"weights":},"mfu":'
     b',"oom_probability":0.0,"peak_memory_bytes":,"peak_memory_high_bytes":,"peak_memory_low_bytes":,"step_time_high_s":'
@@ -34,23 +34,24 @@ _KEYS = (
 )
 
 STEP = np.dtype([("step", "<u4"), ("step_time_s", "<f8"), ("loss", "<f8"), ("grad_norm", "<f8")])
-"""One optimizer step in 28 bytes."""
+"""one optimizer step, 28 bytes"""
 
 
 def pack_document(document: Mapping[str, Any]) -> bytes:
-    """Encodes plain values; a trial takes a few hundred bytes plus the numbers of its
-    measurement."""
+    """Return plain values as compressed bytes. A trial takes a few hundred bytes plus the numbers
+    of its measurement."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    squeeze = zlib.compressobj(level=6, zdict=_KEYS)
-    return b"\x01" + squeeze.compress(text) + squeeze.flush()
+    compressor = zlib.compressobj(level=6, zdict=_DICTIONARY)
+    return b"\x01" + compressor.compress(text) + compressor.flush()
 
 
 def unpack_document(packed: bytes) -> dict[str, Any]:
-    """The inverse of `pack_document`. Raises `StoreCorruptError` for damaged data."""
+    """Return the values that `pack_document` encoded. Raises `StoreCorruptError` for damaged
+    data."""
     try:
         if packed[:1] != b"\x01":
             raise ValueError(f"unknown packing {packed[:1]!r}")
-        return _read(zlib.decompressobj(zdict=_KEYS).decompress(packed[1:]))  # type: ignore[no-any-return]
+        return _read(zlib.decompressobj(zdict=_DICTIONARY).decompress(packed[1:]))  # type: ignore[no-any-return]
     except (ValueError, zlib.error) as error:
         raise StoreCorruptError(
             f"a trial's document cannot be read: {error}",
@@ -59,17 +60,16 @@ def unpack_document(packed: bytes) -> dict[str, Any]:
 
 
 def _read(text: bytes) -> Any:
-    """The values of `json.loads`, in a third of its time: it was most of what the trials of a large
-    study take to read."""
+    """Return `json.loads(text)`, in a third of its time, which dominates reading a large study."""
     try:
         return from_json(text)
     except ValueError:
-        # half a surrogate pair, as of a file's name in a message: only `json` reads it
+        # a lone surrogate, such as from a file name in a message, is read only by `json`
         return json.loads(text)
 
 
 def append_steps(packed: bytes, report: StepsReported) -> bytes:
-    """The series extended by those steps of the report that it does not hold yet."""
+    """Return the packed steps with the new steps of the report appended."""
     known = np.frombuffer(packed, STEP)["step"]
     new = np.empty(len(report.step_times_s), STEP)
     new["step"] = np.arange(report.first_step, report.first_step + len(new))
@@ -82,7 +82,7 @@ def append_steps(packed: bytes, report: StepsReported) -> bytes:
 
 
 def unpack_steps(packed: bytes) -> dict[str, list[float]]:
-    """The series by name, ordered by step."""
+    """Return the metrics by name, ordered by step. Raises `StoreCorruptError` for damaged data."""
     if len(packed) % STEP.itemsize:
         raise StoreCorruptError(
             "a step series is truncated", remedy="run `autotune store check`, then restore a backup"

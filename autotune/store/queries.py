@@ -1,6 +1,5 @@
-"""Reads of the store: one study, lists of studies, trials, steps, the best configs across all studies,
-counts for dashboards, and workloads with measurements. Each uses an index.
-"""
+"""Reads of the store: studies, trials, steps, the best configs across all studies, counts for
+dashboards, and workloads with measurements. Each uses an index."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _REVISION = select(studies.c.num_events, studies.c.updated_us).where(
 
 
 def _study_rows() -> Select[Any]:
-    """Query of all columns of studies except the lease's, with spec and result."""
+    """Return a query of all columns of studies except the lease's, with spec and result."""
     columns = [c for c in studies.c if not c.name.startswith("lease_")]
     return select(
         *columns, specs.c["values"].label("values_text"), specs.c.spec, specs.c.result
@@ -41,8 +40,9 @@ def _study_rows() -> Select[Any]:
 
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
-    """(key, id) of the study with this id, else of the newest with this name, else of the only one
-    whose id has this prefix. Raises `NotFoundError` if there is none, or several have the prefix."""
+    """Return (key, id) of the study with this id, else of the newest with this name, else of the
+    only one whose id has this prefix. Raises `NotFoundError` if there is none, or several have the
+    prefix."""
     if not study_id:
         raise NotFoundError(
             "the study's name is empty", remedy="`autotune list` shows ids and names"
@@ -79,28 +79,29 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
     )
 
 
-def _nearest_name(connection: Connection, asked: str) -> str:
-    """ "did you mean X?" for a study with a similar name among the newest; empty if there is none."""
+def _nearest_name(connection: Connection, name: str) -> str:
+    """Return "did you mean X?" for a study with a similar name among the newest; empty if there is
+    none."""
     names = connection.scalars(
         select(studies.c.name).order_by(studies.c.created_us.desc()).limit(_COMPARED)
     )
-    return nearest(asked, dict.fromkeys(names))
+    return nearest(name, dict.fromkeys(names))
 
 
 def _described(row: Any) -> str:
-    """Text about a study in the list of candidates for an ambiguous id."""
+    """Return a text about a study in the list of candidates for an ambiguous id."""
     return f"{row.id} ({row.name}, {from_us(row.created_us):%Y-%m-%d %H:%M}, {row.status.lower()})"
 
 
 def revision(connection: Connection, study_id: str) -> Revision:
-    """The study's current revision, from two indexed rows."""
+    """Return the study's current revision, from two indexed rows."""
     key, full_id = resolve(connection, study_id)
     row = connection.execute(_REVISION, {"of_key": key}).one()
     return Revision(id=full_id, events=row.num_events, updated_us=row.updated_us)
 
 
 def study(connection: Connection, study_id: str) -> StudyRecord:
-    """The record of the study with this id, name or prefix of an id."""
+    """Return the record of the study with this id, name or prefix of an id."""
     key, _ = resolve(connection, study_id)
     row = connection.execute(_study_rows().where(studies.c.key == key)).one()
     return _records(connection, [row])[0]
@@ -122,7 +123,7 @@ def list_studies(
     limit: int,
     offset: int,
 ) -> list[StudyRecord]:
-    """The records that match all filters, newest first."""
+    """Return the records that match all filters, newest first."""
     newest_first = studies.c.created_us.desc(), studies.c.key.desc()
     query = select(studies.c.key).order_by(*newest_first).limit(limit).offset(offset)
     if model or cluster or trainer:
@@ -153,35 +154,35 @@ def list_studies(
     return _records(connection, [rows[key] for key in picked])
 
 
-def _equal(*asked: tuple[Column[Any], Any]) -> list[ColumnElement[bool]]:
-    """Conditions of the given filters; an empty name or None is no filter."""
-    return [column == value for column, value in asked if value not in ("", None)]
+def _equal(*filters: tuple[Column[Any], Any]) -> list[ColumnElement[bool]]:
+    """Return the conditions of the filters that are neither empty nor None."""
+    return [column == value for column, value in filters if value not in ("", None)]
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
-    """Studies that should run but are not leased: those that ran before, oldest first, then queued
-    ones in the order of `waiting`."""
+    """Return studies that should run but are not leased: those that ran before, oldest first, then
+    queued ones in the order of `waiting`."""
     active = [str(StudyStatus.RUNNING), str(StudyStatus.STOPPING)]
-    begun = (
+    active_query = (
         _study_rows()
         .where(studies.c.status.in_(active), studies.c.lease_expires_us <= now)
         .order_by(studies.c.created_us, studies.c.key)
         .limit(limit)
     )
-    begun_rows = connection.execute(begun).all()
-    keys = [row.key for row in waiting(connection, now, limit=limit - len(begun_rows))]
+    active_rows = connection.execute(active_query).all()
+    keys = [row.key for row in waiting(connection, now, limit=limit - len(active_rows))]
     rows = {
         row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(keys)))
     }
-    return _records(connection, [*begun_rows, *(rows[key] for key in keys)])
+    return _records(connection, [*active_rows, *(rows[key] for key in keys)])
 
 
 def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Sequence[Any]:
-    """(key, id, owner) of the queued studies in the order in which they will be started, which
-    alternates between owners.
+    """Return (key, id, owner) of the queued studies in the order in which they will be started,
+    which alternates between owners.
 
-    The order is by the number of studies of the same owner that run or are queued before it; then by
-    the time at which the owner's last study was started; then by age.
+    The order is by the number of studies of the same owner that run or are queued before it; then
+    by the time at which the owner's last study was started; then by age.
     """
     line = studies.alias("line")
     waits = (line.c.status == str(StudyStatus.QUEUED)) & (line.c.lease_expires_us <= now)
@@ -211,7 +212,7 @@ def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Se
 def list_trials(
     connection: Connection, study_id: str, numbers: Collection[int] | None = None
 ) -> list[Trial]:
-    """The trials of a study, sorted by number; with `numbers`, only these."""
+    """Return the trials of a study, sorted by number; with `numbers`, only these."""
     key, full_id = resolve(connection, study_id)
     query = select(trials).where(trials.c.study == key).order_by(trials.c.number)
     if numbers is not None:
@@ -222,8 +223,8 @@ def list_trials(
 def steps(
     connection: Connection, study_id: str, number: int, attempt: int | None
 ) -> dict[str, list[float]]:
-    """The step metrics of an attempt, by default the last one. Raises `NotFoundError` if there is no
-    such trial or attempt."""
+    """Return the step metrics of an attempt, by default the last one. Raises `NotFoundError` if
+    there is no such trial or attempt."""
     key, full_id = resolve(connection, study_id)
     query = select(attempts.c.steps).where(attempts.c.study == key, attempts.c.number == number)
     if attempt is not None:
@@ -256,8 +257,8 @@ def best(
     one_each: bool,
     limit: int,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """The representative trials of configs, sorted by their standing in tokens/s per GPU of the
-    cluster, best first. See `autotune.ports.HistoryReader.best`."""
+    """Return the representative trials of configs, sorted by their standing in tokens/s per GPU of
+    the cluster, best first. See `autotune.ports.HistoryReader.best`."""
     order = (records.c.standing.desc(), records.c.throughput.desc(), records.c.trial)
     picked = select(records.c.trial).order_by(*order)
     if gpu or num_gpus is not None or seq_len is not None:
@@ -296,7 +297,7 @@ def best(
             .order_by(studies.c.created_us.desc(), *order)
         )
     # documents are fetched only for the picked trials; otherwise all of them would be sorted
-    places = {trial: at for at, trial in enumerate(connection.scalars(picked.limit(limit)))}
+    places = {trial: place for place, trial in enumerate(connection.scalars(picked.limit(limit)))}
     query = select(trials, studies.c.id.label("study_id")).join(
         studies, studies.c.key == trials.c.study
     )
@@ -310,7 +311,8 @@ def best(
 def _at_highest_peaks(
     connection: Connection, rows: Sequence[Row[Any]], pairs: list[tuple[StudyRecord, Trial]]
 ) -> list[tuple[StudyRecord, Trial]]:
-    """The pairs with the highest memory peak of all runs of the trial's config in its study."""
+    """Return the pairs with the highest memory peak of all runs of the trial's config in its
+    study."""
     same = trials.alias()
     others = (
         select(same.c.key, trials.c.document)
@@ -339,14 +341,14 @@ def _at_highest_peaks(
 
 
 def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:
-    """The records with these keys."""
+    """Return the records with these keys."""
     return _records(
         connection, connection.execute(_study_rows().where(studies.c.key.in_(sorted(keys)))).all()
     )
 
 
 def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyRecord]:
-    """The records of rows of `_study_rows`, with their trial counts and tags."""
+    """Return the records of rows of `_study_rows`, with their trial counts and tags."""
     rows = list(rows)
     keys = [row.key for row in rows]
     counts, tagged = _trial_counts(connection, keys), _tags(connection, keys)
@@ -354,7 +356,7 @@ def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyReco
 
 
 def _tags(connection: Connection, keys: list[int]) -> dict[int, list[str]]:
-    """The tags by study key."""
+    """Return the tags by study key."""
     by_study: dict[int, list[str]] = defaultdict(list)
     for key, tag in connection.execute(select(tags).where(tags.c.study.in_(keys))) if keys else ():
         by_study[key].append(tag)
@@ -362,7 +364,7 @@ def _tags(connection: Connection, keys: list[int]) -> dict[int, list[str]]:
 
 
 def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str, int]]:
-    """The number of trials by study key and status."""
+    """Return the number of trials by study key and status."""
     counts: dict[int, dict[str, int]] = defaultdict(dict)
     if keys:
         query = select(trials.c.study, trials.c.status, func.count()).where(
@@ -376,7 +378,7 @@ def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str
 
 
 def statistics(connection: Connection, now: int) -> Statistics:
-    """The current counts of studies, trials, failures and leases."""
+    """Return the current counts of studies, trials, failures and leases."""
     by_status = select(studies.c.status, func.count()).group_by(studies.c.status)
     by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(
         trials.c.status, trials.c.failure
@@ -397,7 +399,7 @@ def statistics(connection: Connection, now: int) -> Statistics:
 
 
 def known_workloads(connection: Connection) -> list[KnownWorkload]:
-    """All workloads with measurements, the one with the newest representative first."""
+    """Return all workloads with measurements, the one with the newest representative first."""
     configs, newest = func.count().label("configs"), func.max(records.c.trial).label("newest")
     measured = select(records.c.workload, configs, newest).group_by(records.c.workload).subquery()
     rows = connection.execute(

@@ -1,10 +1,9 @@
 """Conversion between rows and values.
 
-A trial's row has columns for what queries ask about; `document` holds config, estimate,
-measurement, reward, failure and reason in full, and of a proxy trial what it stands for. The column
-`config` is the short text that people read and search. A config is known by `config_key`, the first
-64 bits of the fingerprint of `ParallelConfig.key`, so that the same config is the same number in
-every study and after knobs are added.
+A trial's row has columns for values that queries use. Its `document` has the complete config,
+estimate, measurement, reward, failure and reason, and for a proxy the config of the target. The
+column `config` is the label. `config_key` is a 64-bit hash of `ParallelConfig.key`, so that equal
+configs have the same number in all studies, even after new knobs are added.
 """
 
 from __future__ import annotations
@@ -34,24 +33,25 @@ from autotune.store.packing import pack_document, unpack_document
 
 
 def clean(text: str) -> str:
-    """The text without what a database cannot store: zero bytes and lone surrogates."""
+    """Return the text with replacements for zero bytes and lone surrogates, which databases cannot
+    store."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def config_key(config: ParallelConfig) -> int:
-    """A signed 64-bit number that is the same for equal configs."""
+    """Return a signed 64-bit number that is the same for equal configs."""
     return int.from_bytes(
         hashlib.blake2b(config.key.encode(), digest_size=16).digest()[:8], "big", signed=True
     )
 
 
 def json_text(values: Any) -> str:
-    """Plain values as strict JSON: NaN and infinities become null."""
+    """Return plain values as strict JSON, with null for NaN and infinities."""
     return canonical(finite(values))
 
 
 def read_study(row: Row[Any], trial_counts: Mapping[str, int], tags: Iterable[str]) -> StudyRecord:
-    """The record of a row of `studies` joined with `specs`."""
+    """Return the record of a row of `studies` joined with `specs`."""
     return StudyRecord(
         id=row.id,
         study=Study.from_dict(json.loads(row.values_text)),
@@ -77,7 +77,7 @@ def read_study(row: Row[Any], trial_counts: Mapping[str, int], tags: Iterable[st
 
 
 def read_event(study_id: str, row: Row[Any]) -> HistoryEvent:
-    """The event of a row of `events`."""
+    """Return the event of a row of `events`."""
     return HistoryEvent(
         study=study_id,
         sequence=row.sequence,
@@ -88,7 +88,7 @@ def read_event(study_id: str, row: Row[Any]) -> HistoryEvent:
 
 
 def read_trial(study_id: str, row: Row[Any]) -> Trial:
-    """The trial of a row of `trials`."""
+    """Return the trial of a row of `trials`."""
     return replace(
         Trial.from_dict(unpack_document(row.document)),
         number=row.number,
@@ -104,7 +104,7 @@ def read_trial(study_id: str, row: Row[Any]) -> Trial:
 
 
 def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[str, Any]:
-    """The row of a new trial."""
+    """Return the row of a new trial."""
     return {
         "study": study,
         "number": trial.number,
@@ -120,34 +120,34 @@ def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[
     }
 
 
-def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dict[str, Any]:
-    """The columns that change when the trial `asked` ends as `trial`; `num_gpus` is the size of the
-    cluster. A proxy trial has no throughput that could be ranked."""
-    kept = replace(
+def ended_columns(stored: Trial, trial: Trial, *, num_gpus: int, now: int) -> dict[str, Any]:
+    """Return the columns that change when the trial `stored` ends as `trial`. `num_gpus`: of the
+    cluster. Proxies have no throughput, because they are not ranked."""
+    ended = replace(
         trial,
-        estimate=trial.estimate or asked.estimate,
-        reason=trial.reason or asked.reason,
-        stands_for=asked.stands_for,
+        estimate=trial.estimate or stored.estimate,
+        reason=trial.reason or stored.reason,
+        stands_for=stored.stands_for,
     )
-    measured = trial.measured if asked.stands_for is None else None
+    measured = trial.measured if stored.stands_for is None else None
     return {
         "status": str(trial.status),
         "failure": str(trial.failure.kind) if trial.failure else None,
         "throughput": (finite(measured.tokens_per_s / num_gpus) or None) if measured else None,
         "reward": finite(trial.reward.total) if trial.reward else None,
         "ended_us": to_us(trial.ended_at) if trial.ended_at else now,
-        "document": pack_document(document_of(kept)),
+        "document": pack_document(document_of(ended)),
     }
 
 
 def document_of(trial: Trial) -> dict[str, Any]:
-    """Config and evidence of a trial as plain values, without derived values."""
+    """Return a trial's document as plain values, without derived values."""
     names = ("config", "estimate", "measurement", "reward", "failure", "reason")
     document: dict[str, Any] = {name: to_plain(getattr(trial, name)) for name in names}
     if trial.measurement is not None:
-        stored = Measurement.__dataclass_fields__
+        fields = Measurement.__dataclass_fields__
         document["measurement"] = {
-            name: v for name, v in document["measurement"].items() if name in stored
+            name: v for name, v in document["measurement"].items() if name in fields
         }
     if trial.stands_for is not None:
         document["stands_for"] = trial.stands_for.to_dict()

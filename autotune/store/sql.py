@@ -1,5 +1,5 @@
-"""`SqlStore`: the store on a database. Each method is one transaction, implemented in the module for
-its subject."""
+"""`SqlStore`: the store on a database. Each method is one transaction, implemented in the module
+for its subject."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from autotune.store.writes import (
     history,
     lifecycle,
     locking,
-    measured_once,
     observed,
+    shared_measurements,
     submissions,
     trials,
 )
-from autotune.store.writes.annotations import AnnotationKeeper
-from autotune.store.writes.tokens import TokenKeeper, keep_audit, read_audit
+from autotune.store.writes.annotations import AnnotationTables
+from autotune.store.writes.tokens import TokenTable, append_audit, read_audit
 
 
 class SqlStore:
@@ -49,8 +49,8 @@ class SqlStore:
 
     def __init__(self, location: StoreLocation) -> None:
         self.database = Database(location)
-        self.tokens = TokenKeeper(self.database)
-        self.annotations = AnnotationKeeper(self.database)
+        self.tokens = TokenTable(self.database)
+        self.annotations = AnnotationTables(self.database)
         try:
             schema.prepare(self.database)
         except BaseException:
@@ -77,47 +77,47 @@ class SqlStore:
         return self.study(study_id)
 
     def study(self, study_id: str) -> StudyRecord:
-        """The study with this id, name (the newest one) or unique prefix of an id."""
+        """Return the study with this id, name (the newest one) or unique prefix of an id."""
         with self.database.read() as connection:
             return queries.study(connection, study_id)
 
     def revision(self, study_id: str) -> Revision:
-        """The study's current revision. Much cheaper than `study`, for polling."""
+        """Return the study's current revision. Much cheaper than `study`, for polling."""
         with self.database.read() as connection:
             return queries.revision(connection, study_id)
 
     def studies(
         self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]
     ) -> list[StudyRecord]:
-        """Studies that match all filters, newest first."""
+        """Return studies that match all filters, newest first."""
         with self.database.read() as connection:
             return queries.list_studies(connection, limit=limit, offset=offset, **filters)
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but are not leased, in the order in
-        which they will be started."""
+        """Return studies that should run (QUEUED, RUNNING, STOPPING) but are not leased, in the
+        order in which they will be started."""
         with self.database.read() as connection:
             return queries.claimable(
                 connection, self.database.server_now_us(connection), limit=limit
             )
 
     def waiting(self) -> list[tuple[str, str]]:
-        """Id and owner of the queued studies, in the order in which they will be started, which
-        alternates between owners."""
+        """Return id and owner of the queued studies, in the order in which they will be started,
+        which alternates between owners."""
         with self.database.read() as connection:
             rows = queries.waiting(connection, self.database.server_now_us(connection))
         return [(row.id, row.owner) for row in rows]
 
     def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
-        """The trials of a study, sorted by number; with `numbers`, only these."""
+        """Return the trials of a study, sorted by number; with `numbers`, only these."""
         with self.database.read() as connection:
             return queries.list_trials(connection, study_id, numbers)
 
     def events(
         self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False
     ) -> list[HistoryEvent]:
-        """Events of the history after this sequence number, in order: the first `limit` events, or
-        with `newest` the last `limit`."""
+        """Return events of the history after this sequence number, in order: the first `limit`
+        events, or with `newest` the last `limit`."""
         with self.database.read() as connection:
             key, full_id = queries.resolve(connection, study_id)
             return history.read(connection, key, full_id, after=after, limit=limit, newest=newest)
@@ -128,7 +128,8 @@ class SqlStore:
             history.append(connection, locking.find(connection, study_id).key, [(kind, data)])
 
     def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
-        """Permanently remove a study that has ended, and note that in the histories of `learners`."""
+        """Permanently remove a study that has ended, and note that in the histories of
+        `learners`."""
         with self.database.write(durable=True) as connection:
             lifecycle.delete_study(connection, study_id, learners)
 
@@ -138,12 +139,12 @@ class SqlStore:
             return locking.claim(self.database, connection, study_id, owner, lease_s)
 
     def holder(self, study_id: str) -> Lease | None:
-        """The current lease, which may have expired; None if there is none."""
+        """Return the current lease, which may have expired; None if there is none."""
         with self.database.read() as connection:
             return locking.holder(connection, study_id)
 
     def is_held(self, study_id: str) -> bool:
-        """Whether the study has a lease that has not expired, by the clock of the store."""
+        """Return whether the study has a lease that has not expired, by the clock of the store."""
         with self.database.read() as connection:
             return locking.is_held(self.database, connection, study_id)
 
@@ -160,15 +161,13 @@ class SqlStore:
     def keep_decision(self, lease: Lease, decision: Decision) -> None:
         """Store a decision in one transaction. Under a lease that was taken over, store its
         measurements as late reports and raise `ConflictError`."""
-        with self.database.write(
-            durable=decisions.must_survive_a_power_cut(decision)
-        ) as connection:
+        with self.database.write(durable=decisions.is_durable(decision)) as connection:
             try:
                 return decisions.keep(self.database, connection, lease, decision)
-            except locking.FencedError as fenced:
-                decisions.keep_as_late(connection, fenced, lease, decision)
-                refused: ConflictError = fenced
-        raise refused
+            except locking.FencedError as error:
+                decisions.keep_late(connection, error, lease, decision)
+                fenced: ConflictError = error
+        raise fenced
 
     def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
         """Store that an attempt started by an earlier holder continues under this lease."""
@@ -184,7 +183,7 @@ class SqlStore:
     def steps(
         self, study_id: str, number: int, *, attempt: int | None = None
     ) -> dict[str, list[float]]:
-        """Step metrics of a trial's attempt: step, step_time_s, loss, grad_norm."""
+        """Return step metrics of a trial's attempt: step, step_time_s, loss, grad_norm."""
         with self.database.read() as connection:
             return queries.steps(connection, study_id, number, attempt)
 
@@ -224,47 +223,48 @@ class SqlStore:
     def best(
         self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials across all studies, sorted by their standing in tokens/s per GPU, one
-        for each workload and config."""
+        """Return the best measured trials across all studies, sorted by their standing in tokens/s
+        per GPU, one for each workload and config."""
         with self.database.read() as connection:
             return queries.best(connection, one_each=one_each, limit=limit, **filters)
 
     def known_workloads(self) -> list[KnownWorkload]:
-        """All workloads with measurements. Their `key` is the filter `workload` of `best`."""
+        """Return all workloads with measurements. Their `key` is the filter `workload` of
+        `best`."""
         with self.database.read() as connection:
             return queries.known_workloads(connection)
 
     def statistics(self) -> Statistics:
-        """Counts of studies and trials by status, and of failures by kind."""
+        """Return counts of studies and trials by status, and of failures by kind."""
         with self.database.read() as connection:
             return queries.statistics(connection, self.database.server_now_us(connection))
 
     def ping(self) -> None:
-        """Commit a write transaction that changes nothing. Raises `StoreUnavailableError` if the store
-        cannot be written."""
+        """Commit a write transaction that changes nothing. Raises `StoreUnavailableError` if the
+        store cannot be written."""
         with self.database.write() as connection:
             connection.execute(text("SELECT 1"))
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Store the cost model's constants for a cluster (or GPU type) and trainer, replacing earlier
-        ones."""
+        """Store the cost model's constants for a cluster (or GPU type) and trainer, replacing
+        earlier ones."""
         with self.database.write(durable=True) as connection:
-            measured_once.save_calibration(connection, cluster, trainer, values)
+            shared_measurements.save_calibration(connection, cluster, trainer, values)
 
     def calibration(self, cluster: str, trainer: str) -> dict[str, Any] | None:
-        """The constants stored under exactly these names; None if there are none."""
+        """Return the constants stored under exactly these names; None if there are none."""
         with self.database.read() as connection:
-            return measured_once.calibration(connection, cluster, trainer)
+            return shared_measurements.calibration(connection, cluster, trainer)
 
     def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
         """Store a profile of a model's training, replacing an earlier one."""
         with self.database.write() as connection:
-            measured_once.save_profile(connection, fingerprint, values)
+            shared_measurements.save_profile(connection, fingerprint, values)
 
     def profile(self, fingerprint: str) -> dict[str, Any] | None:
-        """The profile stored under exactly this fingerprint; None if there is none."""
+        """Return the profile stored under exactly this fingerprint; None if there is none."""
         with self.database.read() as connection:
-            return measured_once.profile(connection, fingerprint)
+            return shared_measurements.profile(connection, fingerprint)
 
     def keep_observed(self, run: ObservedRun) -> ObservedRun:
         """Store a run that a user started, and return it with its id."""
@@ -274,34 +274,34 @@ class SqlStore:
     def observed(
         self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
     ) -> list[ObservedRun]:
-        """Observed runs that match all filters, the last stored one first."""
+        """Return observed runs that match all filters, the last stored one first."""
         with self.database.read() as connection:
             return list(observed.read(connection, limit=limit, offset=offset, **filters))
 
     def save_reference_losses(
         self, model: str, data: str, seed: int, losses: Sequence[float]
     ) -> None:
-        """Store the losses of the fp32 reference by step. A shorter series does not replace a longer
-        one."""
+        """Store the losses of the fp32 reference by step. A shorter series does not replace a
+        longer one."""
         with self.database.write() as connection:
-            measured_once.save_reference_losses(connection, model, data, seed, losses)
+            shared_measurements.save_reference_losses(connection, model, data, seed, losses)
 
     def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
-        """The losses stored for this model (name or fingerprint), data and seed; None if there are
-        none."""
+        """Return the losses stored for this model (name or fingerprint), data and seed; None if
+        there are none."""
         with self.database.read() as connection:
-            return measured_once.find_reference_losses(connection, model, data, seed)
+            return shared_measurements.find_reference_losses(connection, model, data, seed)
 
     def record_audit(
         self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None
     ) -> None:
         """Append an event to the audit log."""
         with self.database.write() as connection:
-            keep_audit(connection, actor, action, subject, data or {})
+            append_audit(connection, actor, action, subject, data or {})
 
     def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
-        """The newest events of the audit log, or with `after` the first ones after this number, in
-        order."""
+        """Return the newest events of the audit log, or with `after` the first ones after this
+        number, in order."""
         with self.database.read() as connection:
             return read_audit(connection, after=after, limit=limit)
 

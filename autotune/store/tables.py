@@ -1,19 +1,21 @@
 """The tables, as the newest migration leaves them (a test compares the two).
 
     studies     one row per study: its state, its lease and the counters of its history; narrow, because every write touches it
-    specs       what was asked, and what came of it in the end
-    workloads   model, cluster, trainer and the rest of a workload, once however many studies share it
-    trials      a config in a study, with the workload that it ran; columns for what is asked about, one packed document for the evidence
-    attempts    launches of trials, each with its packed series of step metrics
+    specs       the submitted spec and the result of each study
+    workloads   model, cluster, trainer and the rest of a workload, stored once for all studies that share it
+    trials      a config in a study, with its workload; columns for values that queries use, a packed document for the others
+    attempts    launches of trials, each with its packed step metrics
     events      append-only history, numbered from 1 without gaps in each study
-    records     for each workload and config, the measured trial that represents it, and the speed at which it stands: what `best` reads
-    observed    runs that people started themselves, appended as they end
-    submissions idempotency keys        calibrations, profiles, reference_losses   made once, for all studies
-    notes, tags what people write on studies
-    tokens      hashed access tokens    audit   who did what
+    records     for each workload and config, the trial that represents it and the speed that ranks it; read by `best`
+    observed    runs that users started themselves, appended when they end
+    submissions idempotency keys
+    notes, tags users' annotations of studies
+    tokens      hashed access tokens
+    audit       log of the service's actions
+    calibrations, profiles, reference_losses   measurements that all studies share
 
-Times end in `_us`: microseconds since 1970 UTC, whole numbers, so that both databases keep them
-exactly. `key` numbers a study inside the database; people see its `id`.
+Times end in `_us`: whole microseconds since 1970 UTC, which both databases store exactly. `key` is
+a study's number inside the database; users see its `id`.
 
 Events, trials and attempts have a checksum (`autotune.store.upkeep.checksums`).
 """
@@ -51,6 +53,7 @@ NARROW: Any = {"sqlite_with_rowid": False}
 
 
 def _study_key() -> Column[int]:
+    """Return a new column that refers to a study."""
     return Column("study", Integer, ForeignKey("studies.key"), nullable=False)
 
 

@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError, ConflictError, StoreError
 from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.ports import CalibrationStore, Store
 from autotune.registry import CALIBRATORS, calibrator, registered
-from autotune.results.calibrations import keep_outliers, measured_constants
+from autotune.results.calibrations import measured_constants, save_outliers
 from autotune.space import SearchSpace
 from autotune.spec import Study, Trial
 from autotune.spec.texts.as_text import format_span
@@ -83,7 +83,7 @@ def calibrate_quickly(
         failed = f"the cluster could not be calibrated, so predictions use the shipped constants: {error}"
         tell(Notice(message="the calibration was interrupted" if interrupted() else failed))
         return None
-    keep_outliers(store, cluster.gpu.name, measured)
+    save_outliers(store, cluster.gpu.name, measured)
     values = {**constants.to_dict(), "source": MARK + constants.source}
     store.save_calibration(cluster.name, study.trainer, values)
     took_s = time.monotonic() - began_s

@@ -24,7 +24,7 @@ from autotune.errors import (
 from autotune.ports import EventKind, LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
 from autotune.results.answers import result_of
 from autotune.results.calibrations import known_outliers
-from autotune.results.hidden import secrets_note
+from autotune.results.masking import secrets_note
 from autotune.results.result import Result
 from autotune.search import SearcherFactory, searcher_name
 from autotune.spec import Study, StudyStatus, Trial, Wanted

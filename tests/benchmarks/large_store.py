@@ -36,7 +36,7 @@ from sqlalchemy import Table, func, insert, select, update
 
 from autotune.results.answers import past_studies
 from autotune.results.best_known import best_known
-from autotune.results.question import Asked
+from autotune.results.question import Question
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from autotune.store.connection.location import find_location
@@ -44,7 +44,7 @@ from autotune.store.migrations.versions import v0009
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.tables import attempts, events, specs, studies, trials, workloads
 from autotune.store.upkeep import maintenance, restoring
-from autotune.store.upkeep.checksums import sealed
+from autotune.store.upkeep.checksums import with_checksum
 from autotune.study.assembly import history_of
 from autotune.testing.stores.sample_studies import (
     LONG_S,
@@ -140,7 +140,7 @@ def _fill_newest(store: SqlStore, count: int, known: list[Any], dice: random.Ran
                 update(specs).where(specs.c.study == study.key).values(result=result)
             )
         for table, lines in rows.items():
-            connection.execute(insert(table), [sealed(table, line) for line in lines])
+            connection.execute(insert(table), [with_checksum(table, line) for line in lines])
 
 
 def _at_another_speed(row: Row, num_gpus: int, factor: float) -> tuple[Row, dict[str, Any], float]:
@@ -197,7 +197,7 @@ def show_queries(store: SqlStore, num_studies: int) -> None:
         lambda: past_studies(store, model="model-7"),
     )
     show("the best of 10 models and clusters, as it shows them", lambda: past_studies(store))
-    asked = Asked(model="model-7", cluster="gpu-1x16")
+    asked = Question(model="model-7", cluster="gpu-1x16")
     show("best known of a model on a cluster, with its evidence", lambda: best_known(store, asked))
     show(
         "study page: record and trials", lambda: (store.study(next(turn)), store.trials(next(turn)))

@@ -38,7 +38,7 @@ from autotune.spec import (
 from autotune.store import SqlStore
 from autotune.store.rows import ended_columns, new_trial_row
 from autotune.store.tables import studies, trials
-from autotune.store.upkeep.checksums import sealed
+from autotune.store.upkeep.checksums import with_checksum
 from autotune.store.writes import locking
 from autotune.store.writes.history import append
 
@@ -173,4 +173,4 @@ def _row(study: int, workload: int, trial: Trial) -> dict[str, Any]:
     row = new_trial_row(trial, study=study, workload=workload, now=0)
     row |= ended_columns(trial, trial, num_gpus=trial.config.world_size, now=0)
     began = int(trial.started_at.timestamp() * 1e6) if trial.started_at else None
-    return sealed(trials, {**row, "attempts": 1, "started_us": began})
+    return with_checksum(trials, {**row, "attempts": 1, "started_us": began})

@@ -30,7 +30,7 @@ from autotune.store import SqlStore, open_store
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row
 from autotune.store.tables import attempts, events, studies, trials
-from autotune.store.upkeep.checksums import sealed
+from autotune.store.upkeep.checksums import with_checksum
 from autotune.testing.stores import (
     a_study,
     launch,
@@ -124,9 +124,9 @@ def fill(store: SqlStore, study_id: str, first: int, count: int, dice: random.Ra
                         "data": data,
                     }
                 )
-        connection.execute(insert(trials), [sealed(trials, row) for row in rows])
-        connection.execute(insert(attempts), [sealed(attempts, row) for row in launches])
-        connection.execute(insert(events), [sealed(events, row) for row in lines])
+        connection.execute(insert(trials), [with_checksum(trials, row) for row in rows])
+        connection.execute(insert(attempts), [with_checksum(attempts, row) for row in launches])
+        connection.execute(insert(events), [with_checksum(events, row) for row in lines])
         connection.execute(
             update(studies)
             .where(studies.c.key == study.key)

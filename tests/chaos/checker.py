@@ -5,7 +5,7 @@ sentence.
     term        the part of the history from one claim to the next: whoever claimed, and nobody else, may have written there
     outcome     what a trial came to, without the times at which it happened
 
-1. The laws of `autotune.store.upkeep.laws`: no gaps, one end for each trial that nothing follows, fencing numbers that grow.
+1. The rules of `autotune.store.upkeep.history_rules`: no gaps, one end for each trial that nothing follows, fencing numbers that grow.
 2. Nothing acknowledged is lost: every line of a journal is in the history, and the trial is still as it was acknowledged.
 3. Nobody wrote out of turn: each acknowledged line stands in a term of the controller that wrote it. Only the end of a lost attempt may have
    been written before: whoever wrote it was killed before it began the next one, and its successor asks again.
@@ -24,7 +24,7 @@ from zlib import crc32
 
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec import FailureKind, Trial, TrialPurpose
-from autotune.store.upkeep.laws import broken_laws
+from autotune.store.upkeep.history_rules import rule_violations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def violations(seen: Seen, undisturbed: Seen | None) -> list[str]:
     """Everything that is wrong, in sentences; nothing when all laws hold. `undisturbed` None: real
     trials."""
     return [
-        *broken_laws(seen.record, seen.trials, seen.events),
+        *rule_violations(seen.record, seen.trials, seen.events),
         *_lost(seen),
         *_out_of_turn(seen),
         *_twice(seen),

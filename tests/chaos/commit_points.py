@@ -25,7 +25,7 @@ from autotune import api
 from autotune.ports import StudyRecord
 from autotune.spec import TrialStatus
 from autotune.store import SqlStore, open_store
-from autotune.store.upkeep.laws import broken_laws
+from autotune.store.upkeep.history_rules import rule_violations
 from autotune.study.progress import LoopEvent, StudyOpened, TrialEnded
 from tests.chaos.arena import see
 from tests.chaos.checker import Seen, outcome, study_outcome
@@ -210,7 +210,7 @@ def run_and_die(address: str, study_id: str, number: int, at: int, after: bool) 
 
 def wrong(story: Story, seen: Seen, undisturbed: Seen, store: SqlStore) -> list[str]:
     """What differs from the undisturbed study, and the laws that are broken."""
-    faults = [*broken_laws(seen.record, seen.trials, seen.events), *faults_of(store)]
+    faults = [*rule_violations(seen.record, seen.trials, seen.events), *faults_of(store)]
     ours, theirs = ([outcome(t) for t in each.trials] for each in (seen, undisturbed))
     if not story.is_cut_short:
         if study_outcome(seen.record) != study_outcome(undisturbed.record):

@@ -21,7 +21,7 @@ from autotune.client import AsyncClient, Client
 from autotune.client.operations import Operations
 from autotune.mcp.spec_tools import SpecTools
 from autotune.mcp.study_tools import SteeringTools, StudyTools
-from autotune.results.question import Asked
+from autotune.results.question import Question
 from autotune.service.http.app import ROOT, create_app
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
@@ -195,7 +195,7 @@ def of_function(function: Callable[..., Any]) -> Parameters:
         if parameter.kind is not parameter.VAR_KEYWORD:
             found[parameter.name] = plain(parameter.default)
         elif function is LocalSource.best_across:
-            found |= {field.name: plain(field.default) for field in fields(Asked)}
+            found |= {field.name: plain(field.default) for field in fields(Question)}
         else:
             (filters,) = eval(str(parameter.annotation), names).__args__
             found |= dict.fromkeys(get_type_hints(filters))

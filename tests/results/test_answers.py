@@ -17,7 +17,7 @@ from autotune.report.notes import note_of, ranked_note
 from autotune.report.page import html_report
 from autotune.results.answers import launch_document, result_from
 from autotune.results.best_known import best_known
-from autotune.results.question import Asked
+from autotune.results.question import Question
 from autotune.results.rankings import explained
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
@@ -70,7 +70,7 @@ def test_the_document_has_the_keys_of_the_contract(finished: tuple[Store, str]) 
     assert document["speedup"] == pytest.approx(speeds[0] / speeds[1])
 
 
-def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str]) -> None:
+def test_a_study_without_trials_has_a_document(finished: tuple[Store, str]) -> None:
     store, _ = finished
     record = api.submit_study(store, api.load_study(spec(name="waiting")))
     document = api.document(api.result_of(store, record.id), top=3)
@@ -91,7 +91,7 @@ def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str
         ("python:mine.Runner", "the Python call that started the study continues it"),
     ],
 )
-def test_a_study_whose_controller_died_says_what_goes_on_with_it(
+def test_the_message_of_an_interrupted_study_says_what_continues_it(
     finished: tuple[Store, str], runner: str, remedy: str
 ) -> None:
     found = api.result_of(*finished)
@@ -134,7 +134,7 @@ def test_every_trial_can_be_explained(finished: tuple[Store, str], result: Resul
         api.explain(store, study_id, 99)
 
 
-def test_an_explanation_of_a_loser_says_what_it_lost_to_and_why_it_was_stopped(
+def test_an_explanation_of_a_stopped_trial_names_the_winner_and_the_reason(
     result: Result,
 ) -> None:
     assert result.best is not None
@@ -161,7 +161,7 @@ def test_an_explanation_of_a_loser_says_what_it_lost_to_and_why_it_was_stopped(
         ),
     ],
 )
-def test_an_export_says_where_its_speed_was_not_measured_with_that_launch(
+def test_an_export_notes_that_another_trainer_was_measured(
     result: Result, runner: str, trainer: str, notes: list[str]
 ) -> None:
     record = replace(result.record, study=replace(result.record.study, runner=runner))
@@ -169,14 +169,14 @@ def test_an_export_says_where_its_speed_was_not_measured_with_that_launch(
     assert [note for note in found["notes"] if note.startswith("the speed ")] == notes
 
 
-def test_losses_of_a_simulated_study_are_no_evidence(result: Result) -> None:
+def test_losses_of_a_simulated_study_are_not_explained(result: Result) -> None:
     for runner, expected in {"simulated": [SIMULATED_LOSSES], "local": [STEP_BY_STEP]}.items():
         record = replace(result.record, study=replace(result.record.study, runner=runner))
         text = explained(replace(result, record=record))["text"]
         assert [line for line in text if line.startswith("the losses ")] == expected
 
 
-def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> None:
+def test_reranking_does_not_change_the_store(finished: tuple[Store, str]) -> None:
     store, study_id = finished
     before = store.trials(study_id)
     ranked = api.rerank(store, study_id, Objective(metric="cost", stability_weight=0.0))
@@ -185,9 +185,7 @@ def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> 
     assert store.trials(study_id) == before
 
 
-def test_other_rankings_rest_on_the_final_rounds_too(
-    finished: tuple[Store, str], result: Result
-) -> None:
+def test_other_rankings_use_the_final_rounds(finished: tuple[Store, str], result: Result) -> None:
     store, study_id = finished
     pooled = {t.number: t.measurement for t in result.confirmed}
     assert pooled
@@ -198,7 +196,7 @@ def test_other_rankings_rest_on_the_final_rounds_too(
         assert all(t.measurement == pooled[t.number] for t in again)
 
 
-def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str]) -> None:
+def test_the_best_trials_are_sorted_by_reward(finished: tuple[Store, str]) -> None:
     store, study_id = finished
     found = api.best_document(store, study_id, top=99)
     totals = [row["reward"]["total"] for row in found["configs"]]
@@ -206,7 +204,7 @@ def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str
     assert totals == sorted(totals, reverse=True)  # the baseline is no better for its finals
 
 
-def test_a_program_that_changed_while_its_study_ran_is_the_first_note(result: Result) -> None:
+def test_a_program_changed_during_the_study_is_the_first_note(result: Result) -> None:
     edited = max(t.number for t in result.trials if t.measurement)
 
     def dated(trial: Trial, script: str) -> Trial:
@@ -221,7 +219,7 @@ def test_a_program_that_changed_while_its_study_ran_is_the_first_note(result: Re
     assert f": script changed from 1a2b to 3c4d before trial {edited}. " in note
 
 
-def test_an_edited_module_and_another_variable_while_a_study_ran_are_named(result: Result) -> None:
+def test_modules_and_variables_changed_during_the_study_are_listed(result: Result) -> None:
     measured = [t for t in result.trials if t.measurement]
     *_, before, last = measured
 
@@ -244,7 +242,7 @@ def test_an_edited_module_and_another_variable_while_a_study_ran_are_named(resul
         assert f"{change} before trial {last.number}" in note
 
 
-def test_what_limits_the_figures_is_said_with_them_and_in_exports(
+def test_remarks_on_measurements_are_notes_of_results_and_exports(
     result: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert result.best is not None
@@ -281,7 +279,7 @@ def test_what_limits_the_figures_is_said_with_them_and_in_exports(
     assert ranked_note(document["configs"][0]).endswith(grew)
 
 
-def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:
+def test_trials_are_ranked_by_version(result: Result) -> None:
     old = {t.number for t in result.shown if t.measurement and t.config != result.best.config}  # type: ignore[union-attr]
 
     def dated(trial: Trial) -> Trial:
@@ -314,7 +312,7 @@ def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:
         api.ranking_document(seen, version=["torch=2"], pareto=True)
 
 
-def test_a_config_that_failed_in_the_finals_is_in_no_ranking(result: Result) -> None:
+def test_a_config_that_failed_in_the_finals_is_not_ranked(result: Result) -> None:
     gone = Failure(kind=FailureKind.DIVERGED, message="the loss exploded", rank=0, step=9)
     failed = replace(
         result.best,
@@ -342,7 +340,7 @@ def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
     assert api.past_studies(store, model="gpt2-medium") == []
 
 
-def test_history_names_the_winner_that_its_study_names(
+def test_the_history_and_the_study_have_the_same_winner(
     finished: tuple[Store, str], result: Result
 ) -> None:
     store, _ = finished
@@ -356,7 +354,7 @@ def test_history_names_the_winner_that_its_study_names(
         )
 
 
-def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
+def test_a_finalist_has_its_speed_in_the_finals() -> None:
     """The fastest of many that were measured once was lucky."""
     store = MemoryStore()
     lease = running_study(store)
@@ -378,7 +376,7 @@ def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
     store.close()
 
 
-def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
+def test_rewards_across_studies_match_the_shown_speeds() -> None:
     """The baseline's run in the search was slow, so rewards of the search are too high. Each is
     moved to the baseline's speed in the finals."""
     store = MemoryStore()
@@ -413,7 +411,7 @@ def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
         result={"finals": finals},
     )
     cluster = store.study(lease.study).study.workload.cluster.name
-    asked = Asked(model="tiny", cluster=cluster, metric="throughput")
+    asked = Question(model="tiny", cluster=cluster, metric="throughput")
     for rows in (api.past_studies(store, model="tiny"), best_known(store, asked, top=9)["configs"]):
         for shown in (row["best"] for row in rows):
             speed = speeds.get(shown["number"], tokens_per_s(ended[2]))
@@ -429,7 +427,7 @@ def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
     store.close()
 
 
-def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -> None:
+def test_without_a_model_the_best_of_each_model_is_returned(finished: tuple[Store, str]) -> None:
     store, study_id = finished
     small = api.tune(spec(name="other", model="gpt2-small"), store=store).record.id
     found = api.past_studies(store, runner="simulated")
@@ -440,7 +438,7 @@ def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -
     )
 
 
-def test_overrides_reach_inside(tmp_path: Path) -> None:
+def test_overrides_change_nested_values(tmp_path: Path) -> None:
     path = tmp_path / "study.json"
     path.write_text(json.dumps(spec()))
     study = api.load_study(
@@ -455,7 +453,7 @@ def test_a_plan_needs_no_store() -> None:
     assert api.plan_of(api.load_study(spec()), top=2) is not None
 
 
-def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_is_stored_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.detect import local_cluster
     from autotune.study.assembly import assemble
 
@@ -501,7 +499,7 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
         ),
     ],
 )
-def test_the_next_step_names_the_studys_trainer_with_what_it_needs(
+def test_the_suggested_export_has_the_options_that_the_studys_trainer_needs(
     change: dict[str, Any], target: Any
 ) -> None:
     store = MemoryStore()
@@ -512,7 +510,7 @@ def test_the_next_step_names_the_studys_trainer_with_what_it_needs(
     store.close()
 
 
-def test_an_export_says_how_its_config_was_measured_and_what_starts_it(
+def test_an_export_has_its_provenance_and_its_command(
     finished: tuple[Store, str], result: Result
 ) -> None:
     store, study_id = finished
@@ -536,7 +534,7 @@ def test_an_export_says_how_its_config_was_measured_and_what_starts_it(
         api.export_document(store, study_id, "native", {}, on="slum")
 
 
-def test_what_cannot_be_run_is_counted_by_reason_and_not_listed(
+def test_infeasible_configs_are_counted_by_reason_and_not_listed(
     finished: tuple[Store, str],
 ) -> None:
     store, _ = finished
@@ -573,20 +571,20 @@ def test_infeasible_trials_of_an_older_store_become_counts(result: Result) -> No
     assert "#90" not in page
 
 
-def test_lists_and_answers_have_one_claim_of_a_study_that_an_earlier_release_ended(
+def test_lists_and_documents_have_the_same_speedup_of_a_study_of_an_earlier_release(
     finished: tuple[Store, str],
 ) -> None:
     """Its record has the speedup of the rules of that day; lists showed it, and `best` another
     one."""
     store, study_id = finished
     record = store.study(study_id)
-    assert api.judged_today(store, record) == record
+    assert api.with_current_verdict(store, record) == record
     earlier = replace(
         record,
         speedup=7.34,
         result={key: value for key, value in record.result.items() if key != "too_noisy"},
     )
-    judged = api.judged_today(store, earlier)
+    judged = api.with_current_verdict(store, earlier)
     today = api.result_of(store, study_id).speedup
     assert judged.speedup == today != 7.34
     assert "too_noisy" in judged.result

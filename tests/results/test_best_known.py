@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from autotune import api
 from autotune.errors import SpecError
-from autotune.results.best_known import FARTHEST, best_known, distance
-from autotune.results.question import Asked
+from autotune.results.best_known import MAX_DISTANCE, best_known, distance
+from autotune.results.question import Question
 from autotune.spec import Workload, catalog
 from autotune.store import SqlStore, open_store
 
@@ -43,11 +43,11 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
 
 def ask(store: SqlStore, *, top: int = 1, **asked: Any) -> dict[str, Any]:
     return best_known(
-        store, Asked(**{"cluster": "h100-sxm-1x8", "runner": "simulated"} | asked), top=top
+        store, Question(**{"cluster": "h100-sxm-1x8", "runner": "simulated"} | asked), top=top
     )
 
 
-def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> None:
+def test_a_measured_config_is_returned_with_its_evidence(tuned: SqlStore) -> None:
     found = ask(tuned, model="gpt2-medium", top=2)
     assert found["source"] == "measured"
     assert found["best"] == found["configs"][0]["best"]
@@ -73,7 +73,7 @@ def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> No
     ]
 
 
-def test_an_objective_ranks_what_several_studies_measured(tmp_path: Path) -> None:
+def test_an_objective_ranks_measurements_of_several_studies(tmp_path: Path) -> None:
     store = open_store(tmp_path / "results.db")
     for tp in (1, 2):
         space = {**SPEC["space"], "tp": [tp]}
@@ -110,22 +110,22 @@ def test_an_objective_needs_model_and_cluster() -> None:
     partly: tuple[dict[str, Any], ...] = ({"model": "gpt2-medium"}, {"cluster": "h100-sxm-1x8"}, {})
     for asked in partly:
         with pytest.raises(SpecError, match="one model and one cluster"):
-            Asked(metric="cost", **asked)
+            Question(metric="cost", **asked)
     with pytest.raises(SpecError, match="metric"):
-        Asked(metric="speed", model="gpt2-medium", cluster="h100-sxm-1x8")
+        Question(metric="speed", model="gpt2-medium", cluster="h100-sxm-1x8")
 
 
-def test_simulated_results_are_shown_only_to_those_who_name_the_runner(tuned: SqlStore) -> None:
+def test_simulated_results_are_shown_only_if_the_runner_is_specified(tuned: SqlStore) -> None:
     assert ask(tuned, model="gpt2-medium", runner="")["source"] == "cost_model"
     assert ask(tuned, model="gpt2-large", runner="")["source"] == "cost_model"
     assert "only with runner simulated" in ask(tuned, cluster="", runner="")["notes"][0]
 
 
-def test_the_nearest_workload_lends_its_config(tuned: SqlStore) -> None:
+def test_the_config_of_the_nearest_workload_is_returned(tuned: SqlStore) -> None:
     found = ask(tuned, model="gpt2-large")
     near = found["nearest"]
     assert (found["source"], near["model"]) == ("nearest", "gpt2-medium")
-    assert 0 < near["distance"] < FARTHEST
+    assert 0 < near["distance"] < MAX_DISTANCE
     assert near["here"]["estimate"]["tokens_per_s"] > 0
     assert found["best"]["measurement"]["tokens_per_s"] > 0
     assert found["assumed"]["seq_len"] == 1024
@@ -138,7 +138,7 @@ def test_the_nearest_workload_lends_its_config(tuned: SqlStore) -> None:
     ("model", "cluster"),
     [("llama-3b", "h100-sxm-8x8"), ("llama-8b", "h100-sxm-1x8"), ("gpt2-medium", "h100-sxm-2x8")],
 )
-def test_far_from_all_measurements_the_cost_model_answers(
+def test_without_a_near_workload_the_cost_model_is_used(
     tuned: SqlStore, model: str, cluster: str
 ) -> None:
     found = ask(tuned, model=model, cluster=cluster, top=3)
@@ -150,7 +150,7 @@ def test_far_from_all_measurements_the_cost_model_answers(
     assert found["notes"][0].startswith("cost-model constants")
 
 
-def test_what_nobody_knows_is_said(tuned: SqlStore) -> None:
+def test_unknown_names_have_a_note(tuned: SqlStore) -> None:
     for asked, words in (
         ({"model": "llama-9b"}, "llama-8b"),
         ({"model": "gpt2-xl", "cluster": "h100-1x8"}, "h100-sxm-1x8"),
@@ -163,10 +163,10 @@ def test_what_nobody_knows_is_said(tuned: SqlStore) -> None:
     assert (found["source"], found["best"]) == ("none", None)
     assert "fit" in found["notes"][0]
     with pytest.raises(SpecError):
-        Asked(seq_len=0)
+        Question(seq_len=0)
 
 
-def test_an_empty_store_knows_the_cost_model(tmp_path: Path) -> None:
+def test_an_empty_store_uses_the_cost_model(tmp_path: Path) -> None:
     store = open_store(tmp_path / "results.db")
     found = ask(store, model="gpt2-medium", runner="")
     assert found["source"] == "cost_model"
@@ -183,7 +183,7 @@ def test_an_empty_store_knows_the_cost_model(tmp_path: Path) -> None:
     ("trainer", "knob", "value"),
     [("nanotron", "compile", False), ("hf_trainer", "tp", 1), ("native", "compile", True)],
 )
-def test_the_cost_models_first_choice_is_one_that_the_trainer_launches(
+def test_the_cost_models_first_choice_can_be_launched(
     tuned: SqlStore, trainer: str, knob: str, value: Any
 ) -> None:
     found = ask(tuned, model="llama-8b", trainer=trainer)
@@ -221,13 +221,13 @@ workloads = st.builds(
 
 
 @given(workloads, workloads, workloads)
-def test_the_distance_is_one(a: Workload, b: Workload, c: Workload) -> None:
+def test_the_distance_is_a_metric(a: Workload, b: Workload, c: Workload) -> None:
     assert distance(a, a) == 0
     assert distance(a, b) == distance(b, a)
     assert distance(a, c) <= distance(a, b) + distance(b, c) + 1e-9
 
 
-def test_clusters_are_alike_when_they_have_as_many_gpus_in_domains_of_one_size() -> None:
+def test_the_distance_is_finite_only_for_clusters_of_the_same_layout() -> None:
     rack = catalog.cluster("gb200-nvl72-2x4")
     one = Workload(
         model=catalog.model("llama-8b"), cluster=rack, seq_len=2048, global_batch_size=64
@@ -238,7 +238,7 @@ def test_clusters_are_alike_when_they_have_as_many_gpus_in_domains_of_one_size()
     assert distance(one, replace(one, cluster=two_domains)) == float("inf")
 
 
-def test_a_doubling_is_one() -> None:
+def test_a_doubling_has_distance_one() -> None:
     cluster = catalog.cluster("h100-sxm-1x8")
     one = Workload(
         model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=64

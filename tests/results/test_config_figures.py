@@ -83,7 +83,7 @@ def result(trials: list[Trial]) -> Result:
     return result_from(record(), trials)
 
 
-def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measured(
+def test_a_configs_ratio_to_the_baseline_does_not_depend_on_the_time_of_its_measurement(
     result: Result,
 ) -> None:
     default = tokens_per_s(result.baseline)
@@ -95,7 +95,7 @@ def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measur
     assert tokens_per_s(result.trials[4]) < default / 2.9
 
 
-def test_a_config_that_ran_once_keeps_the_figure_that_it_was_shown_with(
+def test_the_figure_of_a_config_that_ran_once_does_not_change(
     trials: list[Trial],
 ) -> None:
     """However fast the machine is in the finals: what changes is the level of the finals."""
@@ -109,7 +109,7 @@ def test_a_config_that_ran_once_keeps_the_figure_that_it_was_shown_with(
         )
 
 
-def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before(
+def test_a_final_run_without_a_baseline_run_is_compared_with_the_previous_one(
     trials: list[Trial],
 ) -> None:
     lost = replace(trials[7], status=TrialStatus.CANCELLED, measurement=None, reward=None)
@@ -120,7 +120,7 @@ def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_bef
         assert ratio == pytest.approx(SPEEDS[config] * 3.0 / 3.15)
 
 
-def test_the_winner_has_one_speed_in_its_row_its_card_and_its_speedup(result: Result) -> None:
+def test_the_winner_has_the_same_speed_in_all_places(result: Result) -> None:
     row = result.shown[result.best.number]
     assert (
         tokens_per_s(row)
@@ -144,11 +144,11 @@ def api_count(value: float) -> str:
     return format_count(value)
 
 
-def test_a_config_that_was_measured_on_the_faster_machine_dominates_nothing(result: Result) -> None:
+def test_a_config_measured_at_a_faster_time_does_not_dominate(result: Result) -> None:
     assert [t.number for t in pareto(result)] == [1]
 
 
-def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_again(
+def test_a_config_measured_once_does_not_rank_above_a_re_measured_one(
     trials: list[Trial],
 ) -> None:
     lucky = replace(trials[3], reward=replace(trials[3].reward, total=9.0))  # type: ignore[type-var]
@@ -157,7 +157,7 @@ def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_agai
     assert explained(found)["against"]["runner-up"]["number"] == 2
 
 
-def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against_those_of_the_finals(
+def test_a_slow_baseline_step_in_the_search_does_not_shift_figures_relative_to_the_finals(
     trials: list[Trial],
 ) -> None:
     bumpy = replace(trials[0].measurement, step_times_s=(1.0, 1.01, 0.99, 1.0, 4.0))
@@ -175,7 +175,7 @@ def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against
     assert shown.reward.parts["tokens_per_s_ratio"] == pytest.approx(SPEEDS[3])
 
 
-def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that_round(
+def test_a_slow_baseline_step_in_a_final_round_does_not_shift_the_runs_of_that_round(
     trials: list[Trial],
 ) -> None:
     times = trials[4].measurement.step_times_s
@@ -185,7 +185,7 @@ def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that
     assert first == pytest.approx(second, rel=0.01)
 
 
-def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search(
+def test_if_the_baseline_failed_in_the_finals_the_search_ratios_are_used(
     trials: list[Trial],
 ) -> None:
     gone = Failure(
@@ -202,7 +202,7 @@ def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_sea
     assert tokens_per_s(found.best) == pytest.approx(found.speedup * tokens_per_s(found.baseline))
 
 
-def test_without_a_measured_default_config_speeds_stand_as_measured() -> None:
+def test_without_a_measured_baseline_speeds_are_not_corrected() -> None:
     trials = [t for t in study_on_a_machine_that_slows_down() if t.config.zero_stage != 0]
     assert [tokens_per_s(t) for t in result_from(record(), trials[:3]).shown] == [
         tokens_per_s(t) for t in trials[:3]
@@ -217,7 +217,7 @@ def test_an_explanation_says_that_winner_and_runner_up_are_tied(result: Result) 
     assert "tied" not in " ".join(explained(replace(result, tied_with=()))["text"])
 
 
-def test_measurement_of_a_figure_keeps_memory_and_losses(result: Result) -> None:
+def test_correcting_a_measurement_does_not_change_memory_and_losses(result: Result) -> None:
     def rest(m: Measurement | None) -> tuple[object, ...]:
         return m.peak_memory_bytes, m.losses, m.tokens_per_step, m.num_ranks
 
@@ -243,7 +243,7 @@ def test_the_peak_memory_of_a_config_is_the_highest_of_its_runs(trials: list[Tri
     assert found.best.reward.parts["headroom"] == pytest.approx((1 - 9.87 / 10.7) / 0.08)
 
 
-def test_the_highest_peak_of_runs_is_that_of_reserved_memory_too() -> None:
+def test_the_highest_peak_includes_reserved_memory() -> None:
     runs = [
         Measurement(step_times_s=(1.0,), peak_memory_bytes=peak, utilization=readings)
         for peak, readings in (

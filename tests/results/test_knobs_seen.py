@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.diagnosis import diagnose
-from autotune.results.diagnoses import diagnosis_of_run, with_asked
-from autotune.results.knobs_seen import without_effect_in
+from autotune.results.diagnoses import diagnosis_of_run, with_disagreements
+from autotune.results.knobs_seen import ineffective_knobs
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
 from tests.diagnosing.made_up import run
 
@@ -41,30 +41,30 @@ SEEN: dict[str, Any] = {
         ({"precision": "bf16", "compile": True}, {}, ["precision", "compile"]),
     ],
 )
-def test_what_was_asked_for_and_not_seen(
+def test_knobs_without_effect_are_listed(
     asked: dict[str, Any], seen: dict[str, Any], knobs: list[str]
 ) -> None:
     config = ParallelConfig(dp=2, **{"precision": "fp32", **asked})
-    found = without_effect_in(config, {**SEEN, **seen}, said_by="spec")
+    found = ineffective_knobs(config, {**SEEN, **seen}, source="spec")
     assert list(found) == knobs
     assert all(
         text.startswith(f"{knob}: ") and " in the spec, but" in text for knob, text in found.items()
     )
     evidence = replace(run(ranks=2), facts={**SEEN, **seen})
-    told = diagnose(with_asked(evidence, config, said_by="launch")).findings
+    told = diagnose(with_disagreements(evidence, config, source="launch")).findings
     assert [f.knob for f in told if f.cause == "knob_without_effect"] == knobs
 
 
-def test_of_the_native_trainer_whose_facts_are_no_probes_nothing_is_said() -> None:
+def test_facts_that_are_not_from_the_probe_are_not_compared() -> None:
     assert (
-        without_effect_in(
-            ParallelConfig(compile=True, precision="bf16"), {"world": 2}, said_by="spec"
+        ineffective_knobs(
+            ParallelConfig(compile=True, precision="bf16"), {"world": 2}, source="spec"
         )
         == {}
     )
 
 
-def test_a_stored_trial_says_which_knob_had_no_effect() -> None:
+def test_the_diagnosis_of_a_stored_trial_lists_knobs_without_effect() -> None:
     evidence = replace(run(ranks=2), facts=SEEN)
     measured = Measurement(
         step_times_s=evidence.step_times_s, num_ranks=2, evidence=evidence.to_dict()

@@ -16,13 +16,13 @@ def launch(batch: int, **more: object) -> Launch:
     return Launch(argv=("python", "train.py", f"--batch={batch}"), files=files, **more)  # type: ignore[arg-type]
 
 
-def test_an_equal_launch_is_said_to_be_one() -> None:
+def test_an_equal_launch_is_reported_as_identical() -> None:
     assert change_notes(launch(4), launch(4)) == (
         "the launch is identical to the baseline's launch",
     )
 
 
-def test_arguments_variables_and_values_in_files_are_named() -> None:
+def test_changed_arguments_variables_and_values_in_files_are_listed() -> None:
     (said,) = change_notes(launch(4, env={"A": "1"}), launch(8, env={"A": "2"}))
     parts = said.partition(": ")[2].split("; ")
     assert parts[:2] == ["--batch=4 -> --batch=8", "A=1 -> 2"]

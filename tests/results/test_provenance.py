@@ -8,7 +8,7 @@ from autotune.trainers import Launch
 from tests.small_studies import spec
 
 
-def test_a_launch_has_the_variables_that_the_runner_gave_to_its_trials() -> None:
+def test_a_launch_has_the_environment_variables_of_its_trials() -> None:
     runner = {
         "kind": "ray",
         "env": {"NCCL_ALGO": "Ring", "NCCL_IB_TC": 106, "SEED": "1"},

@@ -35,7 +35,7 @@ def test_its_repr_is_one_short_line(result: Result, empty: Result) -> None:
     assert "best" not in repr(empty)
 
 
-def test_a_notebook_shows_the_winner_beside_the_baseline(result: Result, empty: Result) -> None:
+def test_a_notebook_shows_the_winner_next_to_the_baseline(result: Result, empty: Result) -> None:
     page = result._repr_html_()
     ET.fromstring(page)
     assert str(result.best.config) in page
@@ -62,7 +62,9 @@ def test_its_figures_are_named_and_completed(result: Result, empty: Result) -> N
         assert repr(result.plot(name)) == f"Figure({result.plot(name).title!r})"
 
 
-def test_an_unknown_figure_is_answered_with_the_nearest_name(result: Result, empty: Result) -> None:
+def test_the_error_for_an_unknown_figure_suggests_the_nearest_name(
+    result: Result, empty: Result
+) -> None:
     with pytest.raises(NotFoundError, match="memory_parts"):
         result.plot("memory_part")
     with pytest.raises(NotFoundError, match="no data for the figure 'memory_parts'"):
@@ -71,7 +73,7 @@ def test_an_unknown_figure_is_answered_with_the_nearest_name(result: Result, emp
         result.plot.memory_part  # noqa: B018
 
 
-def test_a_plot_stands_alone_as_svg_and_as_a_page(result: Result, tmp_path: Path) -> None:
+def test_a_plot_is_saved_as_self_contained_svg_and_html(result: Result, tmp_path: Path) -> None:
     plot = result.plot.memory_parts()
     drawing = plot.save(tmp_path / "memory.svg")
     root = ET.parse(drawing).getroot()

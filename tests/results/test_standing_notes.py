@@ -119,9 +119,7 @@ PLACES: dict[str, Callable[[Result], str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_place_says_why_a_higher_figure_is_not_the_winners(
-    result: Result, place: str
-) -> None:
+def test_all_views_say_why_a_faster_trial_is_not_the_winner(result: Result, place: str) -> None:
     assert result.best.number == WINNER
     lucky = next(t for t in result.shown if t.number == LUCKY)
     assert lucky.measurement.tokens_per_s > result.best.measurement.tokens_per_s, (
@@ -130,7 +128,7 @@ def test_every_place_says_why_a_higher_figure_is_not_the_winners(
     assert WHY in re.sub(r"\s+", " ", PLACES[place](result)), place
 
 
-def test_the_winner_stands_first_in_every_ranking(result: Result) -> None:
+def test_the_winner_is_first_in_every_ranking(result: Result) -> None:
     rows = ranked_documents(result, 5)
     assert [row["number"] for row in rows] == [t.number for t in standings_of(result)]
     assert rows[0]["number"] == WINNER
@@ -153,7 +151,7 @@ def test_the_best_so_far_ends_with_the_winner(result: Result) -> None:
     assert 'class="soft"' not in figure.svg, "pale dots are those that were stopped"
 
 
-def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason() -> None:
+def test_reasons_of_a_running_study_say_so_far_and_re_measured_trials_have_none() -> None:
     assert found(status=StudyStatus.RUNNING, ended_at=None).below == {LUCKY: "measured once so far"}
     late = [scored(0, 1.0, TrialPurpose.FINAL), scored(2, 0.75, TrialPurpose.FINAL, **B)]
     played = [*TRIALS, late[0], late[1], late[1], late[0]]
@@ -163,7 +161,7 @@ def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason()
     )
 
 
-def test_the_live_view_shows_first_runs_and_stars_the_best_config(result: Result) -> None:
+def test_the_live_view_shows_first_runs_and_marks_the_best_config(result: Result) -> None:
     text = live(result)
     assert re.search(rf"^\W*{WINNER}★", text, re.M)
     for t in result.trials[:3]:
@@ -174,7 +172,7 @@ def test_the_live_view_shows_first_runs_and_stars_the_best_config(result: Result
     assert "(95% CI" not in text
 
 
-def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> None:
+def test_the_live_view_says_that_the_machine_is_too_noisy() -> None:
     """With what to do; and no best figure, which would be a claim."""
     runs = [
         (1.0, TrialPurpose.BASELINE),
@@ -220,7 +218,7 @@ def card(result: Result) -> str:
     return page.body.decode().partition('<section class="answer">')[2].partition("</section>")[0]
 
 
-def test_a_speedup_without_finals_is_said_to_be_unconfirmed(result: Result) -> None:
+def test_a_speedup_without_finals_is_unconfirmed(result: Result) -> None:
     before = result_from(
         *studied(TRIALS[:3], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None)
     )
@@ -261,7 +259,7 @@ def test_a_speedup_that_is_tied_with_the_baseline_is_not_bold(
     ],
     ids=["ended", "running"],
 )
-def test_a_machine_that_is_too_noisy_is_explained_in_the_card(
+def test_the_card_explains_that_the_machine_is_too_noisy(
     changes: dict[str, object], words: str
 ) -> None:
     times_s = ((0, 1.0), (1, 2.1), (2, 0.6))
@@ -281,7 +279,7 @@ def view_with(trials: Sequence[Trial], base: StudyRecord, console: Console) -> L
     return view
 
 
-def test_no_place_shows_an_interval_before_the_finals_are_over() -> None:
+def test_no_view_shows_an_interval_before_the_finals_end() -> None:
     before = result_from(
         *studied(TRIALS[:3], status=StudyStatus.RUNNING, ended_at=None, best=None, speedup=None)
     )

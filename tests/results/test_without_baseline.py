@@ -51,9 +51,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize(("baseline", "words"), WORDS.values(), ids=WORDS)
-def test_the_answer_has_the_same_lines_and_names_what_was_only_predicted(
-    baseline: Trial, words: str
-) -> None:
+def test_the_summary_shows_the_predicted_baseline(baseline: Trial, words: str) -> None:
     found = studied(baseline)
     lines = dict(answer_lines(document(found), found.shown))
     assert list(lines)[:3] == ["change", "speedup", "stability"]
@@ -66,7 +64,7 @@ def test_the_answer_has_the_same_lines_and_names_what_was_only_predicted(
 
 
 @pytest.mark.parametrize(("baseline", "words"), WORDS.values(), ids=WORDS)
-def test_every_place_says_why_there_is_no_speedup(
+def test_all_views_say_why_there_is_no_speedup(
     baseline: Trial, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = studied(baseline)
@@ -94,14 +92,14 @@ def test_every_place_says_why_there_is_no_speedup(
         assert "no speedup" in report(found.record, found.trials)
 
 
-def test_a_measured_baseline_and_one_that_still_runs_are_not_missing() -> None:
+def test_a_measured_or_running_baseline_is_not_missing() -> None:
     running = replace(trial(0), status=TrialStatus.RUNNING, measurement=None, reward=None)
     for default in (trial(0), running):
         assert result_from(record(), (default, *OTHERS)).unmeasured_baseline is None
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_each_way_to_fail_has_its_words(kind: FailureKind) -> None:
+def test_each_kind_of_failure_has_a_message(kind: FailureKind) -> None:
     said = why_unmeasured(replace(DEFAULT, failure=replace(DEFAULT.failure, kind=kind)))
     assert said.startswith("the baseline ")
     assert said.endswith(" (trial 0)")
@@ -111,7 +109,7 @@ def test_each_way_to_fail_has_its_words(kind: FailureKind) -> None:
 @pytest.mark.parametrize(
     "refusal", ["more ranks than there are", "the baseline is predicted to run out of memory"]
 )
-def test_a_study_keeps_a_baseline_that_it_cannot_run_with_the_reason(refusal: str) -> None:
+def test_a_study_stores_a_baseline_that_cannot_run_with_the_reason(refusal: str) -> None:
     world = World(study(max_trials=2), refuse=lambda c: refusal if c == BASELINE else "")
     world.tick()
     while not world.ends:

@@ -67,7 +67,7 @@ def study(**changes: Any) -> Study:
     return parse_study({**MINIMAL, **changes}, local_cluster=lambda: catalog.cluster("cpu-1x4"))
 
 
-def test_what_is_left_out_takes_its_default() -> None:
+def test_omitted_keys_have_their_defaults() -> None:
     found = study()
     assert found.name == "gpt2-medium-h100-sxm-1x8"
     assert found.objective == Objective()
@@ -82,7 +82,7 @@ def test_what_is_left_out_takes_its_default() -> None:
     assert found.workload.trainer == "native"
 
 
-def test_everything_can_be_said(tmp_path: Path) -> None:
+def test_all_keys_are_parsed(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be", encoding="utf-8")
     document = {
         **MINIMAL,
@@ -156,7 +156,7 @@ def test_inline_model_and_cluster() -> None:
     assert priced.intra_node == catalog.cluster("h100-sxm-4x8").intra_node
 
 
-def test_layers_of_multi_token_prediction_are_set_beside_a_catalog_name() -> None:
+def test_multi_token_prediction_layers_are_set_for_a_catalog_model() -> None:
     plain = study(model="deepseek-v3").workload.model
     assert plain.mtp_layers == 0
     assert study(model={"name": "deepseek-v3", "mtp_layers": 1}).workload.model == replace(
@@ -168,7 +168,7 @@ def test_layers_of_multi_token_prediction_are_set_beside_a_catalog_name() -> Non
         study(model={"name": "deepsek", "mtp_layers": 1})
 
 
-def test_learnt_positions_reach_as_far_as_the_sequence() -> None:
+def test_a_model_has_at_least_seq_len_learned_positions() -> None:
     assert study().workload.model.max_positions == 1024
     longer = study(workload={"seq_len": 2048, "global_batch_size": 512}).workload.model
     assert longer.max_positions == 2048
@@ -201,7 +201,7 @@ LLAMA = {
 }
 
 
-def test_own_keys_beside_those_of_a_config_json_count() -> None:
+def test_own_keys_override_those_of_a_config_json() -> None:
     own = {"tied_embeddings": True, "gated_mlp": False, "max_positions": 2048, "mtp_layers": 1}
     model = parse_study(
         {**MINIMAL, "model": {**LLAMA, "model_type": "gpt_neox", **own}}
@@ -210,7 +210,7 @@ def test_own_keys_beside_those_of_a_config_json_count() -> None:
     assert parse_study({**MINIMAL, "model": LLAMA}).workload.model.tied_embeddings is False
 
 
-def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(
+def test_a_transformers_class_differs_from_the_decoder_of_its_shape(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(
@@ -224,7 +224,7 @@ def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(
     assert (own.code.module, own.code.has_tensor_plan, own.code.num_cuts) == ("", True, 3)
 
 
-def test_a_family_that_is_not_known_is_built_to_know_its_shape(tmp_path: Path) -> None:
+def test_a_model_of_an_unknown_family_is_built_to_get_its_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**LLAMA, "model_type": "brand_new"}), encoding="utf-8"
     )
@@ -241,7 +241,7 @@ def test_a_family_that_is_not_known_is_built_to_know_its_shape(tmp_path: Path) -
         parse_study(asked, base=tmp_path)
 
 
-def test_a_users_function_is_asked_for_its_model_only_where_the_spec_is_a_file(
+def test_a_users_code_runs_only_if_the_spec_is_a_file(
     tmp_path: Path,
 ) -> None:
     asked = {**MINIMAL, "model": {"module": "pack.age:build", "args": {"width": 8}}}
@@ -266,7 +266,7 @@ def test_a_users_function_is_asked_for_its_model_only_where_the_spec_is_a_file(
         )
 
 
-def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_space_from_a_users_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("tp: {range: [1, 9, 4]}\npp: 2\n", encoding="utf-8")
     space = parse_space("mine.yaml", base=tmp_path)
     assert space.name == "mine"
@@ -277,14 +277,14 @@ def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
     "change",
     [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}],
 )
-def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
+def test_a_spec_from_the_network_has_no_paths(change: dict[str, str]) -> None:
     with pytest.raises(
         SpecError, match="paths are allowed only in a spec that is read from a file"
     ):
         study(**change)
 
 
-def test_a_cluster_that_is_looked_for_must_be_here() -> None:
+def test_local_and_slurm_clusters_need_an_inspection() -> None:
     assert study(cluster="local", space="laptop").workload.cluster.name == "cpu-1x4"
     with pytest.raises(SpecError, match="cannot be inspected here"):
         parse_study({**MINIMAL, "cluster": "local"})
@@ -502,9 +502,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "field", "words"), WRONG)
-def test_mistakes_are_answered_with_place_and_remedy(
-    change: dict[str, Any], field: str, words: str
-) -> None:
+def test_errors_have_field_and_remedy(change: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises((SpecError, CatalogError)) as error:
         study(**change)
     assert error.value.field == field
@@ -512,7 +510,7 @@ def test_mistakes_are_answered_with_place_and_remedy(
     assert "\n" not in str(error.value)
 
 
-def test_a_key_that_every_spec_needs_is_asked_for_with_what_to_write() -> None:
+def test_the_error_for_a_missing_key_has_an_example() -> None:
     with pytest.raises(SpecError) as raised:
         parse_study({"model": "nano-gpt", "workload": {"seq_len": 32, "global_batch_size": 8}})
     asked = [raised.value, *raised.value.others]
@@ -520,12 +518,12 @@ def test_a_key_that_every_spec_needs_is_asked_for_with_what_to_write() -> None:
     assert all("`autotune " in error.remedy for error in asked)
 
 
-def test_learned_positions_reach_as_far_as_the_longest_sequence() -> None:
+def test_learned_positions_cover_the_longest_sequence() -> None:
     longest = {"seq_len": 1 << 27, "global_batch_size": 8}
     assert study(model="gpt2-medium", workload=longest).workload.model.max_positions == 1 << 27
 
 
-def test_all_wrong_configs_of_a_spec_are_told_at_once() -> None:
+def test_all_invalid_configs_are_reported_at_once() -> None:
     wrong = ["tp=x", "tp=1", {"tq": 2}, "tp=64", "tp=2,micro_batch_size=7"]
     with pytest.raises(SpecError) as raised:
         study(baseline="tp=3", enqueue=wrong)
@@ -535,7 +533,7 @@ def test_all_wrong_configs_of_a_spec_are_told_at_once() -> None:
     assert all(message for _, message in told)
 
 
-def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() -> None:
+def test_pure_bf16_is_a_key_of_the_workload() -> None:
     found = study(**BF16_PROGRAM, workload=IN_BF16).workload
     assert found.pure_bf16
     assert found.shards_in_fp32
@@ -581,7 +579,7 @@ def test_the_examples_of_units_in_the_json_schema_are_accepted() -> None:
         assert adapter.validate_python(example) > 0
 
 
-def test_a_query_takes_a_number_as_text_and_the_units_of_specs() -> None:
+def test_a_url_query_accepts_numbers_and_units() -> None:
     tokens = TypeAdapter[float](Annotated[Tokens, IN_QUERY])
     sequence = TypeAdapter[float](Annotated[SequenceLength, IN_QUERY])
     assert [tokens.validate_python(text) for text in ("300B", "3e11", "300000000000")] == [
@@ -599,7 +597,7 @@ def test_a_query_takes_a_number_as_text_and_the_units_of_specs() -> None:
             adapter.validate_python(text)
 
 
-def test_a_time_with_colons_is_no_number_in_base_60() -> None:
+def test_a_time_with_colons_is_not_read_in_base_60() -> None:
     assert parse_text("max_wall_s: 1:30:00\ncount: 12\nport: -0o7", where="x", what="x") == {
         "max_wall_s": "1:30:00",
         "count": 12,
@@ -607,7 +605,7 @@ def test_a_time_with_colons_is_no_number_in_base_60() -> None:
     }
 
 
-def test_what_a_guess_leaves_out_follows_from_the_others() -> None:
+def test_omitted_knobs_of_a_guess_follow_from_the_others() -> None:
     found = study(
         enqueue=["tp=2,micro_batch_size=8", {"pp": 4, "precision": "fp16"}], baseline="dp=4,tp=2"
     )
@@ -618,7 +616,7 @@ def test_what_a_guess_leaves_out_follows_from_the_others() -> None:
     assert found.baseline == ParallelConfig(tp=2, dp=4, accumulation_steps=128)
 
 
-def test_missing_data_is_found_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_data_is_an_error_of_the_spec(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"data: the data file 'no.txt' does not exist"):
         parse_study({**MINIMAL, "data": "no.txt"}, base=tmp_path)
     assert parse_study({**MINIMAL, "data": "on-the-service.bin"}).data == "on-the-service.bin"
@@ -686,13 +684,13 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: \x00", "is not YAML"),
     ],
 )
-def test_hostile_and_broken_documents_are_refused(text: str, match: str) -> None:
+def test_hostile_and_invalid_documents_are_rejected(text: str, match: str) -> None:
     with pytest.raises(SpecError, match=match) as error:
         parse_text(text, where="test", what="study spec")
     assert len(str(error.value)) < 500
 
 
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_unreadable_files_have_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="does not exist"):
         read_spec(tmp_path / "no.yaml")
     with pytest.raises(SpecError, match="is not a file"):
@@ -717,9 +715,7 @@ plain = st.recursive(
 @pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.sampled_from(sorted(StudyDocument.model_fields)), plain)
-def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(
-    field: str, value: Any
-) -> None:
+def test_any_value_of_a_field_is_accepted_or_a_spec_error(field: str, value: Any) -> None:
     with suppress(AutotuneError):
         study(**{"space": {"tp": 1}, field: value})
 
@@ -727,13 +723,13 @@ def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(
 @pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.text())
-def test_whatever_a_file_holds_it_is_read_or_refused_with_our_own_error(text: str) -> None:
+def test_any_content_of_a_file_is_accepted_or_a_spec_error(text: str) -> None:
     with suppress(SpecError):
         parse_text(text, where="test", what="study spec")
 
 
 @pytest.mark.parametrize("key", WorkloadDocument.model_fields)
-def test_a_key_of_the_workload_in_another_place_is_told_where_it_belongs(key: str) -> None:
+def test_the_error_for_a_misplaced_workload_key_names_its_section(key: str) -> None:
     for changes in ({key: 1}, {"space": {key: 1}}):
         with pytest.raises(SpecError) as refused:
             study(**changes)
@@ -744,7 +740,7 @@ def test_a_key_of_the_workload_in_another_place_is_told_where_it_belongs(key: st
     ("home", "document"),
     [("budget", BudgetDocument), ("measure", MeasureDocument), ("objective", ObjectiveDocument)],
 )
-def test_a_key_of_budget_measure_or_objective_in_another_place_is_told_where_it_belongs(
+def test_the_error_for_a_misplaced_key_names_its_section(
     home: str, document: type[Document]
 ) -> None:
     for key in {*document.model_fields} - {*KNOBS}:
@@ -754,7 +750,7 @@ def test_a_key_of_budget_measure_or_objective_in_another_place_is_told_where_it_
             assert refused.value.remedy == f"it is a key of {home}; write `{home}: {{{key}: ...}}`"
 
 
-def test_the_documents_know_every_field_of_the_values() -> None:
+def test_the_documents_have_every_field_of_the_values() -> None:
     assert set(SpaceDocument.model_fields) - {"name", "description", "world_sizes"} == set(FIELDS)
     assert set(ModelDocument.model_fields) == {field.name for field in fields(ModelSpec)} - {"code"}
     asked = StudyDocument.model_validate(MINIMAL)
@@ -791,7 +787,7 @@ def test_the_documents_know_every_field_of_the_values() -> None:
     }
 
 
-def test_the_json_schema_knows_the_words() -> None:
+def test_the_json_schema_lists_the_words() -> None:
     schema = json_schema()
     text = json.dumps(schema)
     assert schema["additionalProperties"] is False
@@ -799,7 +795,7 @@ def test_the_json_schema_knows_the_words() -> None:
         assert f'"{word}"' in text
 
 
-def test_half_characters_are_refused_in_keys_and_values() -> None:
+def test_lone_surrogates_are_rejected_in_keys_and_values() -> None:
     for document in ({"name": "\ud800"}, {"model": {"\ud800": 1}}):
         with pytest.raises(SpecError, match="unpaired surrogate"):
             parse_study(document)
@@ -813,7 +809,7 @@ OWN = {
 }
 
 
-def test_a_study_brings_knobs_of_its_own() -> None:
+def test_a_study_has_its_own_knobs() -> None:
     asked = study(
         knobs=OWN,
         trainer={
@@ -858,7 +854,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
     )
 
 
-def test_keys_of_options_are_text_as_a_store_gives_them_back() -> None:
+def test_keys_of_options_are_text_as_in_the_store() -> None:
     spec = parse_text(
         "values: {flash: {true: --flash, false: null}, bucket: {8: big}}", where="here", what="spec"
     )
@@ -871,7 +867,7 @@ def test_keys_of_options_are_text_as_a_store_gives_them_back() -> None:
     assert Study.from_dict(json.loads(json.dumps(found.to_dict(), sort_keys=True))) == found
 
 
-def test_an_inline_cluster_states_its_fabric_and_its_nvlink_domain() -> None:
+def test_an_inline_cluster_has_a_fabric_and_an_nvlink_domain() -> None:
     where = {"gpu": "h100-sxm", "num_nodes": 4, "gpus_per_node": 8}
     usual = study(cluster=where).workload.cluster
     named = study(cluster=where | {"inter_node": {"fabric": "infiniband-hdr"}}).workload.cluster
@@ -889,7 +885,7 @@ def test_an_inline_cluster_states_its_fabric_and_its_nvlink_domain() -> None:
 @pytest.mark.parametrize(
     "model", ["gpt2-small", {"name": "gpt2-small"}, {"hf": "config.json"}, {"module": "a:b"}]
 )
-def test_adapters_that_stand_beside_the_model_are_sent_to_the_workload(model: Any) -> None:
+def test_the_error_for_adapters_under_model_names_workload(model: Any) -> None:
     inside = isinstance(model, dict)
     asked = (
         {**MINIMAL, "model": {**model, "peft": {"method": "lora"}}}
@@ -902,14 +898,14 @@ def test_adapters_that_stand_beside_the_model_are_sent_to_the_workload(model: An
     assert "workload: {peft: ...}" in raised.value.remedy
 
 
-def test_adapters_are_those_of_lora_unless_the_spec_says_otherwise() -> None:
+def test_lora_is_the_default_method_of_adapters() -> None:
     workload = {**MINIMAL["workload"], "peft": {"rank": 16}}
     found = parse_study({**MINIMAL, "workload": workload}).workload.peft
     assert found is not None
     assert (found.method, found.rank) == ("lora", 16)
 
 
-def test_a_model_without_a_name_is_called_after_its_study_and_its_shape() -> None:
+def test_an_unnamed_model_is_named_after_its_study_and_shape() -> None:
     """Records, best configs and reference losses are found by the model's name."""
     shape = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
     asked = {"cluster": "cpu-1x1", "workload": {"seq_len": 64, "global_batch_size": 4}, "space": {"micro_batch_size": [4]}}  # fmt: skip

@@ -85,7 +85,7 @@ def refusal(document: dict[str, Any], *, plans: bool = False) -> AutotuneError |
 
 
 @pytest.mark.parametrize("top", sorted({path[0] for path in PATHS}))
-def test_a_wrong_value_is_refused_by_name_or_taken(top: str) -> None:
+def test_a_wrong_value_is_rejected_with_its_field_or_accepted(top: str) -> None:
     asked = [(path, value) for path in PATHS if path[0] == top for value in WRONG]
     refused = [
         (path, value, error) for path, value in asked if (error := refusal(with_value(path, value)))
@@ -98,7 +98,7 @@ def test_a_wrong_value_is_refused_by_name_or_taken(top: str) -> None:
     "trainer", ["native", "megatron", "torchtitan", "deepspeed", "hf_trainer", "nanotron"]
 )
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_config_json_that_says_nonsense(trainer: str, source: str) -> None:
+def test_an_invalid_config_json_is_rejected(trainer: str, source: str) -> None:
     error = refusal(spec(model={**SHAPE, "source": source}, trainer=trainer), plans=True)
     try:
         is_object = isinstance(json.loads(source), dict)
@@ -108,7 +108,7 @@ def test_a_config_json_that_says_nonsense(trainer: str, source: str) -> None:
 
 
 @pytest.mark.thorough
-def test_over_rest_it_is_422_and_names_the_field(service: Service) -> None:
+def test_rest_answers_422_with_the_field(service: Service) -> None:
     answers = {}
     with httpx.Client(base_url=service.url, timeout=60.0) as client:
         bodies = [(("model", "source"), source) for source in SOURCES]

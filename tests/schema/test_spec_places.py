@@ -14,7 +14,7 @@ from autotune import load_study
 from autotune.errors import AutotuneError, SpecError
 from autotune.schema import ReadDocument, read_spec
 from autotune.schema.reading import parse_text
-from autotune.schema.source_text import MOST_CARETS
+from autotune.schema.source_text import MAX_CARETS
 
 SPEC = """\
 name: mine
@@ -84,7 +84,7 @@ def refused(folder: Path, text: str) -> SpecError:
         ),
     ],
 )
-def test_a_mistake_is_placed_in_the_file(
+def test_an_error_shows_the_line_of_the_file(
     tmp_path: Path, old: str, new: str, line: int, column: int, field: str, underlined: str
 ) -> None:
     error = refused(tmp_path, SPEC.replace(old, new))
@@ -116,7 +116,7 @@ def test_a_mistake_is_placed_in_the_file(
         ("a: 1\n---\nb: 2\n", 2, 1, "`---` begins a second document; write one document per file"),
     ],
 )
-def test_text_that_is_no_yaml_is_explained_at_its_place(
+def test_an_error_in_invalid_yaml_shows_the_line(
     text: str, line: int, column: int, words: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
@@ -161,14 +161,14 @@ def test_the_wrong_values_of_all_knobs_are_reported_at_once(tmp_path: Path) -> N
     }
 
 
-def test_a_mistake_in_a_file_that_the_spec_names_is_placed_in_that_file(tmp_path: Path) -> None:
+def test_an_error_in_an_included_file_shows_the_line_of_that_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("tp: [1]\nmicro_batchsize: [1, 2]\n", encoding="utf-8")
     head, _, tail = SPEC.partition("space:\n")
     error = refused(tmp_path, f"{head}space: mine.yaml\n{tail[tail.index('budget') :]}")
     assert str(error).startswith(f"{tmp_path}/mine.yaml:2:1: space.micro_batchsize")
 
 
-def test_a_value_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+def test_an_error_in_a_command_line_value_shows_no_line(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(SPEC, encoding="utf-8")
     with pytest.raises(AutotuneError) as caught:
@@ -177,7 +177,7 @@ def test_a_value_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -
     assert "problems" not in caught.value.document()
 
 
-def test_json_on_one_long_line_shows_what_is_around_the_mistake() -> None:
+def test_an_error_in_a_long_line_shows_an_excerpt() -> None:
     document: dict[str, Any] = {"name": "mine", "notes": ["x" * 300], "budget": {"max_trails": 4}}
     read = parse_text(json.dumps(document), where="the request", what="study spec")
     with pytest.raises(AutotuneError) as caught:
@@ -197,11 +197,11 @@ def test_carets_under_a_long_value_show_where_it_begins(tmp_path: Path) -> None:
     error = refused(tmp_path, f"name: {'n' * 300}\nmodel: gpt2-medium\n")
     assert error.place is not None
     line, carets = error.place.excerpt.splitlines()
-    assert carets.count("^") == MOST_CARETS < len(line)
+    assert carets.count("^") == MAX_CARETS < len(line)
     assert line[carets.index("^") :].startswith("name: nnn")
 
 
-def test_a_document_stays_a_mapping_and_keeps_its_text_when_it_is_copied(tmp_path: Path) -> None:
+def test_a_copied_document_keeps_its_text(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(SPEC, encoding="utf-8")
     read = read_spec(tmp_path / "study.yaml")
     for same in (copy.deepcopy(read), pickle.loads(pickle.dumps(read))):

@@ -32,11 +32,11 @@ def test_models_have_the_published_number_of_parameters(name: str, parameters: f
     assert catalog.model(name).num_parameters == pytest.approx(parameters, rel=1e-3)
 
 
-def test_mixtral_visits_two_experts() -> None:
+def test_mixtral_uses_two_experts_per_token() -> None:
     assert catalog.model("mixtral-8x7b").active_parameters == pytest.approx(12.88e9, rel=1e-2)
 
 
-def test_the_contract_names_are_there() -> None:
+def test_the_catalog_has_the_names_of_the_contract() -> None:
     assert set(PUBLISHED_PARAMETERS) | {"nano-gpt", "nano-llama"} <= set(catalog.model_names())
     gpus = {
         "v100-32gb",
@@ -51,7 +51,7 @@ def test_the_contract_names_are_there() -> None:
     assert gpus <= set(catalog.gpu_names())
 
 
-def test_names_come_by_size() -> None:
+def test_names_are_sorted_by_size() -> None:
     names = catalog.model_names()
     llamas = [name for name in names if re.fullmatch(r"llama-[0-9]+b", name)]
     assert llamas == ["llama-1b", "llama-3b", "llama-8b", "llama-70b", "llama-405b"]
@@ -80,7 +80,7 @@ NOMINAL_GB = {
 """memory as the product's name or datasheet states it"""
 
 
-def test_the_gpus_of_today_are_there() -> None:
+def test_the_catalog_has_current_gpus() -> None:
     assert set(NOMINAL_GB) <= set(catalog.gpu_names())
 
 
@@ -100,7 +100,7 @@ def test_every_gpu_can_be_read_and_is_plausible(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in catalog.gpu_names() if name != "cpu"])
-def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
+def test_peaks_are_dense_and_higher_in_narrower_precisions(name: str) -> None:
     peaks = catalog.gpu(name).peak_flops_per_s
     ladder = [
         peaks[precision]
@@ -122,7 +122,7 @@ def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in catalog.gpu_names() if name != "cpu"])
-def test_gpus_that_meet_over_pcie_reach_their_host_over_the_same_link(name: str) -> None:
+def test_gpus_linked_by_pcie_have_the_same_link_to_their_host(name: str) -> None:
     inside, host = (
         catalog.cluster(f"{name}-1x2").intra_node.bytes_per_s,
         catalog.gpu(name).host_bytes_per_s,
@@ -155,7 +155,7 @@ def test_clusters_of_any_size() -> None:
     assert cluster == ClusterSpec.of("a100-80gb", num_nodes=3, gpus_per_node=5)
 
 
-def test_a_gpu_of_ones_own_gets_default_links() -> None:
+def test_a_users_gpu_gets_default_links() -> None:
     gpu = GpuSpec(
         name="own", memory_bytes=1e9, peak_flops_per_s={"fp32": 1e12}, memory_bytes_per_s=1e11
     )
@@ -184,7 +184,9 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
         (catalog.cluster, "h100-sxm-99999999999999x8", "did you mean h100-sxm-1x8?"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(look: object, name: str, remedy: str) -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest(
+    look: object, name: str, remedy: str
+) -> None:
     with pytest.raises(CatalogError) as error:
         look(name)  # type: ignore[operator]
     assert remedy in error.value.remedy
@@ -239,7 +241,7 @@ def test_a_cluster_has_the_identity_under_which_earlier_results_are_stored(
     assert identity(to_plain(catalog.cluster(name))) == kept
 
 
-def test_no_matmul_was_measured_above_the_peak_and_a_twin_format_has_the_same_ceiling() -> None:
+def test_measured_rates_are_below_the_peak_and_shared_by_precisions_of_the_same_rate() -> None:
     h100 = catalog.gpu("h100-sxm")
     assert h100.ceiling_flops_per_s("bf16") == h100.ceiling_flops_per_s("fp16") == 795e12
     assert h100.ceiling_flops_per_s("tf32") == h100.peak_flops_per_s["tf32"]
@@ -249,7 +251,7 @@ def test_no_matmul_was_measured_above_the_peak_and_a_twin_format_has_the_same_ce
         replace(h100, measured_flops_per_s={"int8": 1e12})
 
 
-def test_a_domain_is_the_node_unless_the_link_inside_reaches_further() -> None:
+def test_a_domain_is_a_node_unless_nvlink_spans_nodes() -> None:
     h100 = ClusterSpec.of("h100-sxm-4x8")
     assert (h100.nodes_per_domain, h100.domain_gpus) == (1, 8)
     rack = replace(h100, num_nodes=36, gpus_per_node=4, gpus_per_domain=72)
@@ -258,7 +260,7 @@ def test_a_domain_is_the_node_unless_the_link_inside_reaches_further() -> None:
     assert replace(rack, gpus_per_node=5).domain_gpus == 70
 
 
-def test_a_job_takes_equally_many_nodes_of_each_domain() -> None:
+def test_a_job_uses_the_same_number_of_nodes_in_each_domain() -> None:
     rack = replace(ClusterSpec.of("h100-sxm-64x4"), gpus_per_domain=72)
     jobs = np.array([2.0, 4.0, 8.0, 64.0, 72.0, 128.0, 144.0, 148.0, 256.0, 1024.0])
     assert rack.domain_ranks(jobs).tolist() == [4, 4, 8, 64, 72, 64, 72, 48, 64, 64]

@@ -80,17 +80,17 @@ def test_own_knobs_round_trip_through_every_form(config: ParallelConfig) -> None
 
 @laws
 @given(configs)
-def test_a_label_says_the_whole_config(config: ParallelConfig) -> None:
+def test_a_label_has_all_knobs_of_a_config(config: ParallelConfig) -> None:
     assert ParallelConfig.parse(config_label(config)) == config
 
 
 @laws
 @given(own_configs, own_configs)
-def test_a_key_stands_for_one_config(one: ParallelConfig, other: ParallelConfig) -> None:
+def test_different_configs_have_different_keys(one: ParallelConfig, other: ParallelConfig) -> None:
     assert (one.key == other.key) == (one == other)
 
 
-def test_a_key_holds_only_what_differs_from_the_defaults_under_a_version() -> None:
+def test_a_key_has_a_version_and_the_non_default_values() -> None:
     assert ParallelConfig().key == "1:{}"
     assert ParallelConfig(dp=8, precision="fp32").key == '1:{"dp":8,"precision":"fp32"}'
     assert (
@@ -158,12 +158,12 @@ def test_a_table_fills_in_defaults_and_broadcasts() -> None:
         ("microbatch_size=2", "did you mean micro_batch_size"),
     ],
 )
-def test_what_is_no_config_says_why(text: str, match: str) -> None:
+def test_an_invalid_config_has_an_error_with_the_reason(text: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         ParallelConfig.parse(text)
 
 
-def test_table_refuses_unknown_columns_and_shapes() -> None:
+def test_a_table_rejects_unknown_columns_and_shapes() -> None:
     with pytest.raises(ConfigError, match="there is no knob"):
         ConfigTable({"tq": np.array([1])})
     with pytest.raises(ConfigError, match="one dimension"):

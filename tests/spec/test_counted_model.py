@@ -22,7 +22,7 @@ COMMAND = {
 @pytest.mark.parametrize(
     "parameters", [1, 9, 4_321, 11_689_512, 25_557_032, 632_045_800, 70_000_000_000]
 )
-def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: int) -> None:
+def test_the_assumed_decoder_has_about_the_same_number_of_weights(parameters: int) -> None:
     model = ModelSpec.of_parameters(parameters, name="m")
     assert model.num_parameters == parameters
     assert model.is_counted
@@ -32,7 +32,7 @@ def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: in
     assert f"known only by its {parameters:,} weights" in told
 
 
-def test_a_spec_names_it_and_a_store_keeps_it() -> None:
+def test_a_counted_model_is_parsed_and_stored() -> None:
     study = api.load_study(
         spec(model={"parameters": 25_557_032, "name": "resnet50"}, trainer=COMMAND)
     )
@@ -49,19 +49,19 @@ def test_a_spec_names_it_and_a_store_keeps_it() -> None:
 @pytest.mark.parametrize(
     "model", [{"parameters": 0}, {"parameters": 1.5e6}, {"parameters": 9, "num_layers": 2}]
 )
-def test_nothing_else_is_taken_for_one(model: Any) -> None:
+def test_other_forms_are_not_counted_models(model: Any) -> None:
     with pytest.raises(SpecError):
         api.load_study(spec(model=model, trainer=COMMAND))
 
 
 @pytest.mark.parametrize("trainer", ["native", "torchtitan", "deepspeed", "accelerate", "megatron"])
-def test_trainers_that_build_the_model_refuse_it(trainer: str) -> None:
+def test_trainers_that_build_the_model_reject_a_counted_model(trainer: str) -> None:
     study = api.load_study(spec(model={"parameters": 25_557_032}, trainer=trainer))
     with pytest.raises(Exception, match="only the weight count"):
         SearchSpace.of_study(study)
 
 
-def test_a_model_of_a_shape_is_none() -> None:
+def test_a_model_with_a_shape_is_not_counted() -> None:
     assert not ModelSpec(
         name="m", num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=9
     ).is_counted

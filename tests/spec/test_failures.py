@@ -40,7 +40,7 @@ def simulated(one: Failures, nodes: int, interval_s: float) -> float:
 
 
 @pytest.mark.parametrize("nodes", [16, 256, 2048])
-def test_the_interval_is_the_best_and_its_loss_that_of_a_simulation(nodes: int) -> None:
+def test_the_interval_is_optimal_and_its_loss_matches_a_simulation(nodes: int) -> None:
     one = failures()
     policy = one.policy(nodes)
     left = simulated(one, nodes, policy.interval_s)
@@ -49,14 +49,14 @@ def test_the_interval_is_the_best_and_its_loss_that_of_a_simulation(nodes: int) 
         assert simulated(one, nodes, factor * policy.interval_s) < left + 0.005
 
 
-def test_youngs_first_order_where_failures_are_rare() -> None:
+def test_rare_failures_give_youngs_interval() -> None:
     policy = failures().policy(4)
     assert policy.interval_s == pytest.approx(math.sqrt(2 * 60 * 30 * DAY / 4), rel=0.02)
     assert policy.failures_per_day == pytest.approx(4 / 30)
     assert failures().policy(4, step_s=10.0).interval_steps == round(policy.interval_s / 10)
 
 
-def test_a_size_and_a_bandwidth_are_a_time() -> None:
+def test_the_saving_time_is_size_by_bandwidth() -> None:
     sized = Failures(
         node_mtbf_s=30 * DAY, restart_s=600.0, checkpoint_bytes=3e12, write_bytes_per_s=5e10
     )
@@ -65,13 +65,13 @@ def test_a_size_and_a_bandwidth_are_a_time() -> None:
         Failures(node_mtbf_s=DAY, restart_s=1.0, checkpoint_bytes=1e9)
 
 
-def test_groups_that_go_on_lose_less() -> None:
+def test_replica_groups_lose_less() -> None:
     alone, grouped = failures().policy(512), failures(replicas=4).policy(512)
     assert grouped.lost_share < alone.lost_share / 2
     assert grouped.interval_s > 10 * alone.interval_s
 
 
-def test_groups_save_once_a_day_at_least() -> None:
+def test_replica_groups_save_at_least_once_a_day() -> None:
     """All four fail together once in decades, if they fail independently; a power cut does not
     ask."""
     policy = failures(replicas=4, node_mtbf_s=365 * DAY).policy(4, step_s=2.0)
@@ -81,7 +81,7 @@ def test_groups_save_once_a_day_at_least() -> None:
     assert failures(node_mtbf_s=365 * DAY).policy(1).interval_s < DAY
 
 
-def test_a_job_that_fails_faster_than_it_saves_loses_all() -> None:
+def test_a_job_that_fails_faster_than_it_saves_loses_all_time() -> None:
     assert failures(checkpoint_s=7200.0).policy(1_000_000).lost_share == pytest.approx(
         1.0, abs=1e-6
     )
@@ -98,18 +98,18 @@ def spec(**more: object) -> dict[str, object]:
     }
 
 
-def test_a_spec_says_it_and_a_study_keeps_it() -> None:
+def test_a_spec_with_failures_is_parsed_and_stored() -> None:
     study = load_study(spec(objective={"metric": "goodput"}))
     kept = study.objective.failures
     assert kept is not None
     assert (kept.node_mtbf_s, kept.checkpoint_s, kept.restart_s) == (10 * DAY, 90.0, 600.0)
     assert Study.from_dict(study.to_dict()).objective.failures == kept
-    assert study.objective.kept_share(512, 8) < study.objective.kept_share(256, 8) < 1.0
-    assert replace(study.objective, metric="throughput").kept_share(512, 8) == 1.0
-    assert Objective(metric="goodput").kept_share(512, 8) == 1.0
+    assert study.objective.training_share(512, 8) < study.objective.training_share(256, 8) < 1.0
+    assert replace(study.objective, metric="throughput").training_share(512, 8) == 1.0
+    assert Objective(metric="goodput").training_share(512, 8) == 1.0
 
 
-def test_goodput_counts_what_failures_leave() -> None:
+def test_goodput_includes_time_lost_to_failures() -> None:
     study = load_study(
         spec(
             objective={"metric": "goodput", "stability_weight": 0.0},

@@ -67,7 +67,7 @@ def test_the_stage_of_transformers_settings(fsdp: Any, config: Any, stage: int) 
 
 
 @pytest.mark.parametrize("fsdp", [None, False, "", [], "false"])
-def test_a_section_without_fsdp_does_nothing(fsdp: Any) -> None:
+def test_fsdp_config_without_fsdp_has_no_effect(fsdp: Any) -> None:
     assert fsdp_of(fsdp, {"reshard_after_forward": False}) is None
 
 
@@ -80,7 +80,7 @@ def test_a_section_without_fsdp_does_nothing(fsdp: Any) -> None:
         (True, {"cpu_offload": False}, ""),
     ],
 )
-def test_weights_on_the_host_are_named(fsdp: Any, config: Any, setting: str) -> None:
+def test_the_setting_that_offloads_weights_is_named(fsdp: Any, config: Any, setting: str) -> None:
     found = fsdp_of(fsdp, config)
     assert found is not None
     assert found.weights_on_host == setting

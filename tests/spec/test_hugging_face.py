@@ -14,8 +14,8 @@ import pytest
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, ModelSpec, Workload, catalog
 from autotune.spec.catalog_files import read_entry
-from autotune.spec.hugging_face.alike import ALIKE
-from autotune.spec.hugging_face.families import APART, FAMILIES
+from autotune.spec.hugging_face.equivalents import EQUIVALENTS
+from autotune.spec.hugging_face.families import FAMILIES, UNSUPPORTED
 from autotune.spec.hugging_face.figures import narrowest_window
 from autotune.spec.hugging_face.reading import text_model
 
@@ -35,7 +35,7 @@ def test_a_config_has_the_parameters_that_transformers_builds(hub: str) -> None:
     assert model.num_parameters == pytest.approx(MODELS[hub]["parameters"], rel=rel)
 
 
-def test_the_models_are_of_all_families_that_are_read() -> None:
+def test_the_test_models_cover_all_supported_families() -> None:
     seen = {text_model(known["config"])[0] for known in MODELS.values()}
     assert seen | {"ministral", "olmo", "olmo3", "nemotron", "gpt_neo"} == set(FAMILIES)
     written = {
@@ -58,7 +58,7 @@ def test_the_models_are_of_all_families_that_are_read() -> None:
         | {"stablelm_epoch", "qwen2_vl", "qwen2_5_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text"}
         <= written
     )
-    assert not set(FAMILIES) & (set(ALIKE) | set(APART))
+    assert not set(FAMILIES) & (set(EQUIVALENTS) | set(UNSUPPORTED))
     assert len(MODELS) >= 140
 
 
@@ -67,7 +67,7 @@ def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_transformers_still_builds_as_many() -> None:
+def test_transformers_builds_the_counted_number_of_weights() -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     import torch
@@ -88,7 +88,7 @@ def test_transformers_still_builds_as_many() -> None:
 
 
 @pytest.mark.slow
-def test_what_transformers_writes_of_every_class_is_read() -> None:
+def test_the_config_of_every_transformers_class_is_read() -> None:
     """With all its keys, and with those alone that differ from the class's own."""
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
@@ -102,7 +102,9 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         "glm4v_moe_text",
     }
     known = [
-        name for name in (*FAMILIES, *ALIKE) if name in CONFIG_MAPPING and name not in unusable
+        name
+        for name in (*FAMILIES, *EQUIVALENTS)
+        if name in CONFIG_MAPPING and name not in unusable
     ]
     assert len(known) > 80
     for name in known:
@@ -166,12 +168,12 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         ),
     ],
 )
-def test_what_would_be_misread_is_refused_by_name(change: dict[str, Any], match: str) -> None:
+def test_an_unsupported_key_is_rejected_by_name(change: dict[str, Any], match: str) -> None:
     with pytest.raises(SpecError, match=match):
         ModelSpec.from_hf({**LLAMA, **change})
 
 
-def test_keys_that_change_no_weights_are_read_over() -> None:
+def test_keys_that_change_no_weights_are_ignored() -> None:
     harmless = {
         "num_beams": 4,
         "sliding_window": 4096,
@@ -185,7 +187,7 @@ def test_keys_that_change_no_weights_are_read_over() -> None:
     )
 
 
-def test_a_size_that_is_left_out_is_that_of_the_familys_class_and_not_derived_from_others() -> None:
+def test_an_omitted_size_is_the_default_of_the_familys_class() -> None:
     written = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
     sizes = dict(zip(written, (36, 2880, 64, 201088), strict=True))
     model = ModelSpec.from_hf({"model_type": "gpt_oss", **sizes})
@@ -195,7 +197,7 @@ def test_a_size_that_is_left_out_is_that_of_the_familys_class_and_not_derived_fr
     )
 
 
-def test_a_file_that_names_no_family_gets_no_sizes_of_a_class() -> None:
+def test_a_file_without_a_family_gets_no_default_sizes() -> None:
     with pytest.raises(SpecError, match="lacks num_hidden_layers"):
         ModelSpec.from_hf({key: size for key, size in LLAMA.items() if key != "num_hidden_layers"})
 
@@ -227,7 +229,7 @@ def test_a_file_without_model_type_is_of_the_family_of_its_class(hub: str) -> No
         ("JambaForCausalLM", "'jamba'.* mixes state-space"),
     ],
 )
-def test_a_class_that_cannot_be_read_is_refused_by_name(named: str, match: str) -> None:
+def test_an_unsupported_class_is_rejected_by_name(named: str, match: str) -> None:
     with pytest.raises(SpecError, match=match):
         ModelSpec.from_hf({**LLAMA, "architectures": [named]})
 
@@ -251,14 +253,14 @@ def test_experts_are_counted_with_their_own_width() -> None:
 
 
 @pytest.mark.parametrize("name", catalog.hub_ids())
-def test_a_model_of_the_catalog_is_that_of_the_hub(name: str) -> None:
+def test_a_catalog_model_has_the_shape_on_the_hub(name: str) -> None:
     hub = catalog.hub_ids()[name]
     assert catalog.model(hub) == catalog.model(hub.upper()) == catalog.model(name)
     if hub in MODELS:
         assert catalog.model(name) == ModelSpec.from_hf(MODELS[hub]["config"], name=name)
 
 
-def test_latent_attention_that_a_file_switches_off_is_plain() -> None:
+def test_latent_attention_can_be_switched_off() -> None:
     sizes = {
         "hidden_size": 1280,
         "num_hidden_layers": 12,
@@ -272,7 +274,7 @@ def test_latent_attention_that_a_file_switches_off_is_plain() -> None:
     assert (model.is_latent, model.head_dim, model.num_kv_heads) == (False, 128, 10)
 
 
-def test_a_family_that_is_another_one_is_that_one_in_its_words() -> None:
+def test_an_equivalent_family_is_read_as_the_other_one() -> None:
     family, document = text_model(MODELS["openbmb/MiniCPM-2B-sft-bf16"]["config"])
     assert (family, document["embedding_multiplier"], document["logits_scaling"]) == (
         "granite",
@@ -309,7 +311,7 @@ def test_ids_of_the_hub_are_found_without_parsing_every_file() -> None:
         ({"model_type": "llama"}, 0),
     ],
 )
-def test_windows_of_attention_are_said_where_sequences_are_longer(
+def test_an_attention_window_shorter_than_the_sequence_is_an_assumption(
     config: dict[str, Any], window: int
 ) -> None:
     model = replace(ModelSpec.from_hf(config, name="own"), source=json.dumps(config))

@@ -45,12 +45,12 @@ def file(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize("read", [of_a_model, of_a_spec, of_a_configuration, of_an_option])
-def test_a_key_that_is_given_twice_is_named(read: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_repeated_key_is_named(read: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the key 'hidden_size' is given twice"):
         read(tmp_path)
 
 
-def test_an_import_names_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_import_names_a_repeated_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file(tmp_path, "ds_config.json", TWICE)
     with pytest.raises(SystemExit, match="2"):
         main(["import", "--from", "deepspeed", str(path)])
@@ -59,7 +59,7 @@ def test_an_import_names_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_everything_else_is_read_as_usual() -> None:
+def test_other_json_is_read_as_usual() -> None:
     text = '{"a": {"x": 1}, "b": [{"x": 1}, {"x": 2}], "c": NaN}'
     assert str(read_json(text)) == str(json.loads(text))
     with pytest.raises(json.JSONDecodeError, match="line 1 column 2"):

@@ -10,7 +10,7 @@ from autotune.spec import KNOBS, Knob
 from autotune.spec.knob import KINDS
 
 
-def test_every_knob_is_declared_whole() -> None:
+def test_every_knob_is_declared_completely() -> None:
     for name, knob in KNOBS.items():
         assert knob.name == name
         assert knob.kind in KINDS
@@ -61,12 +61,12 @@ def test_an_own_knob_is_declared_by_its_values(
         ("mine", ["two words"], "all numbers, all words, or true and false"),
     ],
 )
-def test_what_is_no_knob_is_refused(name: str, values: list, message: str) -> None:
+def test_invalid_own_knobs_are_rejected(name: str, values: list, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Knob.own(name, values)
 
 
-def test_a_value_outside_the_declaration_is_refused_with_the_values() -> None:
+def test_the_error_for_an_invalid_value_lists_the_values() -> None:
     with pytest.raises(ConfigError, match=r"mine must be one of 1, 2, but is 3"):
         Knob.own("mine", [1, 2]).check(3)
     with pytest.raises(ConfigError, match="mine must be a number, but is 'many'"):

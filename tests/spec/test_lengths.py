@@ -9,7 +9,7 @@ from autotune.errors import SpecError
 from autotune.spec.lengths import Lengths
 
 
-def test_percentiles_and_mean_come_back() -> None:
+def test_percentiles_and_mean_are_reproduced() -> None:
     told = {50.0: 900.0, 95.0: 4200.0, 100.0: 8192.0}
     found = Lengths.of_percentiles(told, 1400.0)
     assert found.mean == pytest.approx(1400.0, rel=0.005)
@@ -18,7 +18,7 @@ def test_percentiles_and_mean_come_back() -> None:
     assert not found.assumed
 
 
-def test_a_mean_alone_is_named_as_assumed_and_kept_under_the_longest() -> None:
+def test_a_mean_without_percentiles_is_an_assumption_and_truncated_at_the_longest() -> None:
     found = Lengths.of_percentiles({100.0: 1024.0}, 900.0)
     assert found.mean == pytest.approx(900.0, rel=0.01)
     assert found.longest == 1024.0
@@ -35,7 +35,7 @@ def test_a_mean_alone_is_named_as_assumed_and_kept_under_the_longest() -> None:
         ({100.0: 500.0}, 900.0, "cannot exceed the longest length"),
     ],
 )
-def test_what_no_lengths_can_have_is_refused(
+def test_impossible_lengths_are_rejected(
     percentiles: dict[float, float], mean: float | None, words: str
 ) -> None:
     with pytest.raises(SpecError, match=words):
@@ -53,7 +53,7 @@ def test_histograms_and_files_keep_their_mean_and_their_longest() -> None:
         Lengths.of_histogram({})
 
 
-def test_no_length_or_a_negative_one_is_refused() -> None:
+def test_empty_or_negative_lengths_are_rejected() -> None:
     for values in ((), (-1.0, 5.0), (float("nan"),)):
         with pytest.raises(SpecError, match="numbers of tokens"):
             Lengths(values=values)

@@ -64,7 +64,9 @@ def test_hugging_face_configs_are_the_catalog_models(
         ("{}", "lacks num_hidden_layers"),
     ],
 )
-def test_a_file_that_is_no_config_says_why(content: str | None, match: str, tmp_path: Path) -> None:
+def test_an_invalid_config_json_has_an_error_with_the_reason(
+    content: str | None, match: str, tmp_path: Path
+) -> None:
     file = tmp_path / "config.json"
     if content is not None:
         file.write_text(content, encoding="utf-8")
@@ -84,13 +86,13 @@ def test_a_file_that_is_no_config_says_why(content: str | None, match: str, tmp_
         ({"experts_per_token": 2}, "needs num_experts"),
     ],
 )
-def test_impossible_shapes_are_refused(change: dict[str, int], match: str) -> None:
+def test_impossible_shapes_are_rejected(change: dict[str, int], match: str) -> None:
     shape = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 100}
     with pytest.raises(SpecError, match=match):
         ModelSpec(name="odd", **{**shape, **change})
 
 
-def test_an_encoder_is_refused() -> None:
+def test_an_encoder_is_rejected() -> None:
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
     with pytest.raises(SpecError, match="bert"):
         ModelSpec.from_hf({"model_type": "bert", **sizes})

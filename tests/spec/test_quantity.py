@@ -64,7 +64,7 @@ def test_a_quantity_is_read_exactly(quantity: Quantity, text: str, number: float
         (BYTES_PER_S, "900GB", "has a unit without time; write 900GB/s"),
     ],
 )
-def test_a_unit_that_is_wrong_or_ambiguous_is_refused_with_what_to_write(
+def test_a_wrong_or_ambiguous_unit_is_rejected_with_a_remedy(
     quantity: Quantity, text: str, words: str
 ) -> None:
     with pytest.raises(SpecError) as refused:

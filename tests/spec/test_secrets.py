@@ -15,7 +15,7 @@ from autotune.spec.texts.secrets import is_secret_name, masked, secret_places, s
      "hub_token", "Authorization", "x-api-key", "OPENAI_KEY", "NEPTUNE_API_TOKEN", "github_pat", "access_tokens",
      "NETRC_PASS", "DB_PASS", "smtp-pass", "PGPASS", "COOKIE", "AUTH", "PROXY_AUTH", "BEARER", "API_JWT", "PWORD", "SAS_SIGNATURE", "AZURE_STORAGE_CONNECTION_STRING"],
 )  # fmt: skip
-def test_names_that_say_secret(name: str) -> None:
+def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 
 
@@ -24,7 +24,7 @@ def test_names_that_say_secret(name: str) -> None:
     ["tokenizer", "tokenizer_path", "max_tokens", "pad_token", "num_tokens", "tokens", "tokens_per_step", "text_key", "monkey", "keyboard", "lr",
      "num_kv_heads", "label_keys", "keep", "batch", "max_new_tokens", "author", "compass", "", "forward_pass", "num_pass", "pass", "bypass", "by_pass", "signature", "string", "cookie_jar_size"],
 )  # fmt: skip
-def test_names_that_do_not(name: str) -> None:
+def test_names_that_are_not_of_secrets(name: str) -> None:
     assert not is_secret_name(name)
 
 
@@ -68,7 +68,7 @@ def test_names_that_do_not(name: str) -> None:
         ("mail me@host.com at 12:30, loss=2.5", "mail me@host.com at 12:30, loss=2.5"),
     ],
 )
-def test_secrets_are_hidden_and_nothing_else(value: Any, hidden: Any) -> None:
+def test_only_secrets_are_masked(value: Any, hidden: Any) -> None:
     assert masked(value) == hidden
     assert masked(hidden) == hidden
 

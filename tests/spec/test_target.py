@@ -24,7 +24,7 @@ def study(**changes: Any) -> Study:
     return parse_study({**SPEC, **changes})
 
 
-def test_the_workload_is_the_targets_and_the_cluster_at_hand_is_kept_beside_it() -> None:
+def test_the_workload_is_the_targets_and_at_hand_is_the_smaller_cluster() -> None:
     found = study(target={"cluster": "h100-sxm-4x8", "global_batch_size": 512, "seq_len": 8192})
     assert found.at_hand is not None
     assert (found.at_hand.name, found.workload.cluster.name) == ("h100-sxm-1x8", "h100-sxm-4x8")
@@ -32,31 +32,31 @@ def test_the_workload_is_the_targets_and_the_cluster_at_hand_is_kept_beside_it()
     assert found.name == "llama-1b-h100-sxm-4x8-by-h100-sxm-1x8"
 
 
-def test_a_target_may_be_the_name_of_a_cluster_alone_and_takes_the_rest_from_the_workload() -> None:
+def test_a_target_may_be_only_the_name_of_a_cluster() -> None:
     found = study(target="h100-sxm-4x8")
     assert found.workload == study(cluster="h100-sxm-4x8").workload
 
 
-def test_a_target_with_as_many_gpus_as_are_at_hand_is_run_as_it_is() -> None:
+def test_a_target_with_the_gpus_of_the_cluster_needs_no_proxies() -> None:
     assert study(target="h100-sxm-1x8") == study()
 
 
-def test_a_study_with_a_target_comes_back_from_its_plain_values() -> None:
+def test_a_study_with_a_target_round_trips() -> None:
     found = study(target="h100-sxm-4x8")
     assert Study.from_dict(json.loads(canonical(found.to_dict()))) == found
 
 
-def test_the_plain_values_of_a_study_without_a_target_are_those_of_earlier_releases() -> None:
+def test_a_study_without_a_target_is_stored_as_in_earlier_releases() -> None:
     assert "at_hand" not in study().to_dict()
 
 
-def test_an_unknown_name_of_a_target_is_a_mistake_of_the_target_not_of_the_cluster() -> None:
+def test_the_error_for_an_unknown_target_has_its_field() -> None:
     with pytest.raises(CatalogError, match="there is no cluster 'nowhere-4x8'") as refused:
         study(target="nowhere-4x8")
     assert refused.value.field == "target.cluster"
 
 
-def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> None:
+def test_the_sequence_length_of_a_target_may_have_a_unit() -> None:
     assert study(target={"cluster": "h100-sxm-4x8", "seq_len": "8Ki"}).workload.seq_len == 8192
 
 
@@ -97,7 +97,7 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
         ),
     ],
 )
-def test_an_impossible_target_is_refused_with_its_place(
+def test_an_impossible_target_is_rejected_with_its_field(
     changes: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(SpecError, match=words) as refused:

@@ -10,7 +10,7 @@ from autotune.errors import AutotuneError, CatalogError
 from autotune.schema import parse_study
 from autotune.spec import catalog
 from autotune.spec.checks import nearest
-from autotune.spec.texts.usual_names import meant_by
+from autotune.spec.texts.usual_names import meanings_of
 
 SPEC: dict[str, Any] = {
     "model": "gpt2-small",
@@ -42,7 +42,7 @@ SPEC: dict[str, Any] = {
         ("torch_compile", "compile"),
     ],
 )
-def test_a_trainers_name_of_a_knob_is_answered_with_the_knob(name: str, knob: str) -> None:
+def test_a_trainers_name_of_a_knob_suggests_the_knob(name: str, knob: str) -> None:
     for where, change in (("space", {"space": {name: [1]}}), ("", {name: 1})):
         with pytest.raises(AutotuneError) as refused:
             parse_study({**SPEC, **change})
@@ -68,14 +68,16 @@ def test_a_trainers_name_of_a_knob_is_answered_with_the_knob(name: str, knob: st
         ({"cluster": {"gpu": "a100-40gb", "nodes": 2}}, "did you mean num_nodes?"),
     ],
 )
-def test_other_words_of_trainers_are_understood_too(change: dict[str, Any], words: str) -> None:
+def test_trainers_names_of_other_settings_are_recognized(
+    change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(AutotuneError) as refused:
         parse_study({**SPEC, **change})
     assert words in str(refused.value)
 
 
 def test_a_word_without_a_meaning_has_none() -> None:
-    assert not meant_by("color")
+    assert not meanings_of("color")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_a_word_without_a_meaning_has_none() -> None:
         ("step", ["step_timeout_s", "max_steps", "steps"], "did you mean steps?"),
     ],
 )
-def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], suggested: str) -> None:
+def test_only_similar_names_are_suggested(word: str, known: list[str], suggested: str) -> None:
     assert nearest(word, known) == suggested
 
 
@@ -117,7 +119,7 @@ def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], sugg
         ("AMD Instinct MI350X", "mi350x"),
     ],
 )
-def test_a_gpu_by_another_name_is_answered_with_that_of_the_catalog(word: str, gpu: str) -> None:
+def test_another_name_of_a_gpu_suggests_the_catalogs_name(word: str, gpu: str) -> None:
     for look, size in ((catalog.gpu, ""), (catalog.cluster, "-2x4")):
         with pytest.raises(CatalogError) as refused:
             look(f"{word}{size}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autotune.spec.texts.validation import broken_rule
+from autotune.spec.texts.validation import violated_rule
 
 
 class Lax(BaseModel):
@@ -41,16 +41,16 @@ class Strict(Lax):
         ("values", 7, "must be a mapping of keys to values"),
     ],
 )
-def test_a_rule_is_told_in_plain_words(kind: type[Lax], name: str, value: Any, rule: str) -> None:
+def test_pydantics_messages_are_replaced(kind: type[Lax], name: str, value: Any, rule: str) -> None:
     with pytest.raises(ValidationError) as raised:
         kind.model_validate({name: value})
     (problem,) = raised.value.errors()
     if kind is Strict and value == "9" * 5000:
         rule = "must be a whole number"
-    assert broken_rule(problem) == rule
-    assert broken_rule({**problem, "type": ""}, {"": "my words"}) == "my words"
+    assert violated_rule(problem) == rule
+    assert violated_rule({**problem, "type": ""}, {"": "my words"}) == "my words"
 
 
-def test_the_command_lines_words_are_the_same() -> None:
+def test_messages_of_the_command_line_are_replaced() -> None:
     told = "Invalid value for '--top': Input should be a valid integer, unable to parse string as an integer."
-    assert broken_rule({"msg": told}) == "Invalid value for '--top': must be a whole number."
+    assert violated_rule({"msg": told}) == "Invalid value for '--top': must be a whole number."

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select, text, update
 
 from autotune.store import SqlStore
-from autotune.store.upkeep.checksums import SEALED, seal
+from autotune.store.upkeep.checksums import CHECKSUMMED, checksum
 
 
 def forge(store: SqlStore, *statements: str, seal_again: bool = False) -> None:
@@ -25,10 +25,12 @@ def forge(store: SqlStore, *statements: str, seal_again: bool = False) -> None:
 
 def seal_all(connection: Connection) -> None:
     """Gives every row the checksum that belongs to it, as a forger does who knows how."""
-    for table in SEALED:
+    for table in CHECKSUMMED:
         for row in connection.execute(select(table)).all():
             of: Any = [column == row._mapping[column] for column in table.primary_key.columns]
-            connection.execute(update(table).where(*of).values(checksum=seal(table, row._mapping)))
+            connection.execute(
+                update(table).where(*of).values(checksum=checksum(table, row._mapping))
+            )
 
 
 def rows(path: Path, query: str) -> list[Any]:

@@ -38,7 +38,7 @@ def write(store: SqlStore, lease: Lease, result: dict[str, Any]) -> None:
     )
 
 
-def test_a_decision_costs_the_same_in_a_study_of_any_size(tmp_path: Path) -> None:
+def test_the_time_of_a_decision_does_not_depend_on_the_study(tmp_path: Path) -> None:
     with closing(open_store(str(tmp_path / "store.db"))) as store:
         statements = list[str]()
         small, large = study_of(store, "small", 1), study_of(store, "large", 12)
@@ -55,7 +55,7 @@ def test_a_decision_costs_the_same_in_a_study_of_any_size(tmp_path: Path) -> Non
         assert any(statement.startswith("UPDATE specs") for statement in statements)
 
 
-def test_configs_stand_where_the_finals_put_them_until_there_are_none(tmp_path: Path) -> None:
+def test_configs_are_ranked_by_the_finals_while_these_exist(tmp_path: Path) -> None:
     with closing(open_store(str(tmp_path / "store.db"))) as store:
         lease = study_of(store, "model", 3)
         finals = [{"config": pending(2).config.to_dict(), "tokens_per_s": 32 * 1024 / 0.2}]
@@ -72,12 +72,12 @@ def test_configs_stand_where_the_finals_put_them_until_there_are_none(tmp_path: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("at_once", [2, 1000])
-def test_a_deletion_chooses_for_all_configs_at_once_who_represents_them(
+def test_a_deletion_updates_the_representatives_in_batches(
     address: str, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Of each config the median trial of those that are left, a simulated one only where there is
     no other; nobody for a config that was measured nowhere else."""
-    monkeypatch.setattr(best_trials, "AT_ONCE", at_once)
+    monkeypatch.setattr(best_trials, "BATCH", at_once)
     with closing(open_store(address)) as store:
         numbers = {"middle": 5, "slow": 4, "fast": 3, "fastest": 2}  # the first trials of each
         for name, seconds in {"middle": 0.2, "slow": 0.3, "fast": 0.1, "fastest": 0.05}.items():

@@ -14,9 +14,10 @@ from autotune.ports import KeepTrial
 from autotune.store import SqlStore, open_store
 from autotune.store.connection.location import find_location
 from autotune.store.upkeep import maintenance
-from autotune.store.upkeep.checksums import SEALED
-from autotune.store.upkeep.examination import MOST_NAMED, examine
-from autotune.store.upkeep.restoring import NAMED, restore
+from autotune.store.upkeep.checksums import CHECKSUMMED
+from autotune.store.upkeep.examination import MAX_LISTED, examine
+from autotune.store.upkeep.restoring import MAX_LISTED as MAX_LISTED_OF_BACKUP
+from autotune.store.upkeep.restoring import restore
 from autotune.testing.stores import (
     decide,
     launch,
@@ -31,7 +32,7 @@ from tests.store.test_schema import VERSION_2, old_file
 
 COLUMNS = [
     (table, column.name)
-    for table in SEALED
+    for table in CHECKSUMMED
     for column in table.c
     if column.name not in ("key", "checksum")
 ]
@@ -76,7 +77,7 @@ def test_every_row_is_written_with_its_checksum(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS, ids=[f"{t.name}.{c}" for t, c in COLUMNS])
-def test_a_changed_column_is_found_and_its_row_is_named(
+def test_a_changed_column_is_detected_and_its_row_listed(
     store: SqlStore, table: Table, column: str
 ) -> None:
     study_id = store.studies()[0].id
@@ -97,19 +98,21 @@ def test_a_changed_column_is_found_and_its_row_is_named(
     assert fault.endswith("was changed after it was written")
 
 
-def test_of_many_changed_rows_some_are_named_and_the_others_counted(
+def test_the_first_changed_rows_are_listed_and_the_others_counted(
     store: SqlStore, tmp_path: Path
 ) -> None:
     events = len(store.events(store.studies()[0].id))
     copied = "INSERT INTO events SELECT study, sequence + {}, at_us, kind, data, checksum FROM events WHERE sequence < 1000"
     forge(store, *(copied.format(1000 * more) for more in range(1, 4)))
     maintenance.backup(store, tmp_path / "backup.db")
-    with pytest.raises(StoreCorruptError, match=f"; and {3 * events - NAMED} more rows"):
+    with pytest.raises(
+        StoreCorruptError, match=f"; and {3 * events - MAX_LISTED_OF_BACKUP} more rows"
+    ):
         restore(find_location(str(tmp_path / "other.db")), tmp_path / "backup.db")
     named = [fault for fault in maintenance.check(store) if "changed after" in fault]
-    assert len(named) == MOST_NAMED + 1
+    assert len(named) == MAX_LISTED + 1
     assert named[-1].endswith(
-        f"{3 * events - MOST_NAMED} more rows were changed after they were written"
+        f"{3 * events - MAX_LISTED} more rows were changed after they were written"
     )
 
 
@@ -137,7 +140,7 @@ def pieces(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("bit", [1, 128])
-def test_a_flipped_bit_that_sqlite_does_not_see_is_found_and_named(
+def test_a_flipped_bit_that_sqlite_does_not_detect_is_detected(
     written: Path, tmp_path: Path, which: int, bit: int
 ) -> None:
     path = tmp_path / "store.db"
@@ -164,7 +167,7 @@ def test_a_backup_with_a_flipped_bit_is_not_restored(written: Path, tmp_path: Pa
     assert not list(tmp_path.glob("*.before-restore-*"))
 
 
-def test_rows_of_earlier_releases_are_read_and_the_examination_says_that_they_are_not_checked(
+def test_rows_of_earlier_releases_are_read_and_counted_as_unchecked(
     tmp_path: Path,
 ) -> None:
     with closing(open_store(old_file(tmp_path / "old.db", VERSION_2))) as store:
@@ -180,7 +183,7 @@ def test_rows_of_earlier_releases_are_read_and_the_examination_says_that_they_ar
         assert (last.faults, last.unchecked) == ((), last.rows["events"])
 
 
-def test_a_server_keeps_every_row_as_it_was_sealed(new_database: Callable[[], str]) -> None:
+def test_checksums_match_on_a_server(new_database: Callable[[], str]) -> None:
     with closing(open_store(new_database())) as store:
         study_id = fill(store)
         assert maintenance.check(store) == []

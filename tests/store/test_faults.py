@@ -144,7 +144,7 @@ def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) ->
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(
+def test_a_server_without_connections_has_a_remedy(
     crash_server: PostgresServer,
 ) -> None:
     import psycopg
@@ -159,7 +159,7 @@ def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(
 
 
 @pytest.mark.thorough
-def test_a_server_that_crashes_and_comes_back_has_lost_nothing(
+def test_a_server_that_crashes_and_restarts_loses_nothing(
     crash_server: PostgresServer,
 ) -> None:
     address = crash_server.new_database()
@@ -186,7 +186,7 @@ def test_a_server_that_crashes_and_comes_back_has_lost_nothing(
 
 
 @pytest.mark.thorough
-def test_a_controller_that_wakes_up_after_its_lease_changes_nothing(
+def test_a_controller_resumed_after_its_lease_changes_nothing(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(address)
@@ -230,7 +230,7 @@ def freeze_between_writes(
         hasty.close()
 
 
-def test_a_full_disk_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_work_continues_afterwards(tmp_path: Path) -> None:
     address = str(tmp_path / "store.db")
     store = open_store(address)
     lease = writer_lease(store)
@@ -257,7 +257,7 @@ def test_a_full_disk_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_a_full_file_system_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_full_file_system_is_an_error_and_work_continues_afterwards(tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "small", size_mib=2) as folder,
         contextlib.closing(open_store(folder / "store.db")) as store,
@@ -282,7 +282,7 @@ def fill_up(store: SqlStore, lease: Lease, ballast: Path) -> None:
         run_trial(store, lease, measured(pending(number)))
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_read_only_file_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir()
     store = open_store(folder / "store.db")
@@ -318,7 +318,7 @@ def without_override() -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "content", [b"no database at all\n" * 500, b"SQLite format 3\0" + b"\xff" * 8176]
 )
-def test_a_file_that_is_no_database_is_said(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(content)
     with pytest.raises(StoreCorruptError) as damaged:
@@ -339,7 +339,7 @@ def kept_in(path: Path, *, trials: int) -> str:
     return lease.study
 
 
-def test_damage_inside_the_file_is_said(tmp_path: Path) -> None:
+def test_damage_inside_the_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     kept = kept_in(path, trials=50)
     pages = bytearray(path.read_bytes())
@@ -350,7 +350,7 @@ def test_damage_inside_the_file_is_said(tmp_path: Path) -> None:
         read_all(path, kept)
 
 
-def test_damage_that_no_query_meets_is_found_by_check(tmp_path: Path) -> None:
+def test_check_detects_damage_that_no_query_reads(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     kept = kept_in(path, trials=20)
     end, _ = end_of_root_page(path, "ix_records_cluster")
@@ -368,7 +368,7 @@ def read_all(path: Path, study: str) -> None:
         store.trials(study)
 
 
-def test_a_writer_waits_for_its_turn_and_says_when_it_does_not_come(
+def test_a_writer_waits_for_the_lock_until_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = open_store(tmp_path / "store.db")
@@ -401,7 +401,7 @@ def _claim(address: str, study: str, gate: object, name: int) -> list[int]:
 
 
 @pytest.mark.thorough
-def test_of_a_hundred_claims_by_processes_one_wins(address: str) -> None:
+def test_one_of_a_hundred_concurrent_claims_succeeds(address: str) -> None:
     store = open_store(address)
     study = store.submit(a_study(), {}).id
     context = multiprocessing.get_context("spawn")
@@ -415,7 +415,7 @@ def test_of_a_hundred_claims_by_processes_one_wins(address: str) -> None:
     store.close()
 
 
-def test_no_error_of_a_driver_comes_through(store: SqlStore, tmp_path: Path) -> None:
+def test_errors_of_drivers_are_converted(store: SqlStore, tmp_path: Path) -> None:
     store.submit(a_study(), {})
     store.close()
     (tmp_path / "store.db").unlink()
@@ -426,7 +426,7 @@ def test_no_error_of_a_driver_comes_through(store: SqlStore, tmp_path: Path) -> 
 
 
 @pytest.mark.thorough
-def test_threads_open_stores_of_their_own_at_once() -> None:
+def test_threads_open_stores_at_the_same_time() -> None:
     """Alembic's globals must not let one thread migrate another's database."""
 
     def submit(_: int) -> int:

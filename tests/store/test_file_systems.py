@@ -39,12 +39,12 @@ broken line
         ("/mnt/a.db", "fuseblk", False),
     ],
 )
-def test_a_path_lies_on_the_innermost_and_newest_mount(path: str, kind: str, shared: bool) -> None:
+def test_the_mount_of_a_path_is_the_innermost_and_last(path: str, kind: str, shared: bool) -> None:
     found = present(mount_of(Path(path), LINES.splitlines()))
     assert (found.kind, found.is_shared) == (kind, shared)
 
 
-def test_a_store_on_a_file_system_of_several_machines_is_refused_before_a_file_is_made(
+def test_a_store_on_a_shared_file_system_is_rejected_before_it_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mounts = tmp_path / "mountinfo"
@@ -65,7 +65,7 @@ def test_a_store_on_a_file_system_of_several_machines_is_refused_before_a_file_i
     open_store(tmp_path / "local.db").close()
 
 
-def test_where_mounts_are_not_listed_nothing_is_claimed(
+def test_without_a_list_of_mounts_no_path_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "absent")

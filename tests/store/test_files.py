@@ -71,9 +71,7 @@ def test_a_read_only_file_or_folder_can_be_listed_and_not_written(
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced", "emptied"])
-def test_a_file_that_goes_away_is_said_and_nothing_is_written_to_it(
-    store: SqlStore, how: str
-) -> None:
+def test_a_deleted_file_is_an_error_and_not_written(store: SqlStore, how: str) -> None:
     """What is written to a deleted file is lost, and an empty file in its place holds no
     studies."""
     store.submit(a_study(), {})
@@ -92,7 +90,7 @@ def test_a_file_that_goes_away_is_said_and_nothing_is_written_to_it(
 
 @pytest.mark.parametrize("kept_share", sampled([0.02, 0.5, 0.9], [0.5]))
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_file_that_is_cut_off_is_said_and_restored_from_a_backup(
+def test_a_truncated_file_is_an_error_and_can_be_restored(
     tmp_path: Path, kept_share: float, is_open: bool
 ) -> None:
     path, backup = tmp_path / "store.db", tmp_path / "backup.db"
@@ -119,7 +117,7 @@ def test_a_file_that_is_cut_off_is_said_and_restored_from_a_backup(
         assert len(store.trials(lease.study)) == 20
 
 
-def test_a_plain_copy_of_the_file_of_a_running_study_holds_the_study(
+def test_a_plain_copy_of_an_open_store_has_the_study(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "CHECKPOINT_S", 0.0)
@@ -132,9 +130,7 @@ def test_a_plain_copy_of_the_file_of_a_running_study_holds_the_study(
         assert maintenance.check(copied) == []
 
 
-def test_a_backup_of_a_large_store_that_others_write_to_ends(
-    store: SqlStore, tmp_path: Path
-) -> None:
+def test_a_backup_ends_although_others_write(store: SqlStore, tmp_path: Path) -> None:
     """Copied in several steps it would begin again after each write."""
     path, stop = path_of(store), threading.Event()
     with closing(sqlite3.connect(path)) as connection:
@@ -166,7 +162,7 @@ def test_a_backup_of_a_large_store_that_others_write_to_ends(
 
 
 @pytest.mark.thorough
-def test_a_store_or_service_that_is_away_ends_commands_with_3(
+def test_commands_exit_with_3_without_store_or_service(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["list", "--store", str(tmp_path / "nowhere" / "store.db")]) == 3

@@ -14,7 +14,7 @@ from autotune.store.connection.location import find_location
 @pytest.mark.parametrize(
     "address", ["some.db", "sqlite:///some.db", "sqlite+pysqlite:///some.db", Path("some.db")]
 )
-def test_a_path_and_its_url_are_the_same_place(
+def test_a_path_and_its_url_are_the_same_location(
     address: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -22,7 +22,7 @@ def test_a_path_and_its_url_are_the_same_place(
     assert str(find_location(address)) == str(tmp_path / "some.db")
 
 
-def test_the_default_is_the_users_own(
+def test_the_default_is_in_the_users_data_folder(
     own_house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert find_location().path == own_house / "autotune.db"
@@ -58,14 +58,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("address", BAD)
-def test_other_addresses_are_refused_with_a_remedy(address: str) -> None:
+def test_other_addresses_are_rejected_with_a_remedy(address: str) -> None:
     with pytest.raises(SpecError) as refused:
         open_store(address)
     assert refused.value.remedy
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_server_that_is_not_there_is_unavailable_and_no_secret_leaks() -> None:
+def test_an_unreachable_server_is_unavailable_and_the_error_has_no_password() -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(StoreUnavailableError) as refused:
         open_store("postgresql://ada:s3cret@127.0.0.1:1/x")
@@ -73,7 +73,9 @@ def test_a_server_that_is_not_there_is_unavailable_and_no_secret_leaks() -> None
     assert "s3cret" not in str(refused.value)
 
 
-def test_only_the_users_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_users_data_folder_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path / "mine" / "data"))
     open_store().close()
     assert (tmp_path / "mine" / "data" / "autotune.db").is_file()
@@ -85,7 +87,7 @@ def test_only_the_users_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "nosuch").exists()
 
 
-def test_a_folder_is_no_store(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is a folder"):
         open_store(tmp_path)
     (tmp_path / "file").write_text("x" * 5000)
@@ -93,7 +95,7 @@ def test_a_folder_is_no_store(tmp_path: Path) -> None:
         open_store(tmp_path / "file" / "store.db")
 
 
-def test_several_servers_may_be_named_so_that_one_may_take_the_place_of_another() -> None:
+def test_an_address_may_have_several_servers() -> None:
     pytest.importorskip("psycopg")
     options = "host=db1,db2&port=5432,5433&target_session_attrs=read-write"
     location = find_location(f"postgresql://autotune@/autotune?{options}")

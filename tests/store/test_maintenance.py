@@ -24,7 +24,7 @@ from autotune.ports import CloseAttempt, EndTrial, KeepTrial, StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, open_store
 from autotune.store.upkeep import maintenance
-from autotune.store.upkeep.laws import broken_laws
+from autotune.store.upkeep.history_rules import rule_violations
 from autotune.testing.stores import (
     a_study,
     decide,
@@ -79,12 +79,12 @@ def fill(store: SqlStore) -> None:
     decide(store, other, launch(other, 0, 1))
 
 
-def test_a_sound_store_has_no_fault(store: SqlStore) -> None:
+def test_a_valid_store_has_no_fault(store: SqlStore) -> None:
     assert maintenance.check(store) == []
 
 
 @pytest.mark.parametrize("simulated_first", [False, True])
-def test_a_simulated_trial_stands_for_no_config_that_was_measured(
+def test_a_simulated_trial_does_not_represent_a_measured_config(
     memory: MemoryStore, simulated_first: bool
 ) -> None:
     runners = ["simulated", "ray"] if simulated_first else ["ray", "simulated"]
@@ -106,7 +106,7 @@ def test_a_simulated_trial_stands_for_no_config_that_was_measured(
     assert maintenance.check(memory) == []
 
 
-def test_a_sound_store_on_a_server_has_no_fault(
+def test_a_valid_store_on_a_server_has_no_fault(
     new_database: Callable[[], str], tmp_path: Path
 ) -> None:
     with closing(open_store(new_database())) as store:
@@ -139,12 +139,12 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_what_breaks_a_law_is_found(store: SqlStore, forgery: str) -> None:
+def test_violations_in_the_database_are_detected(store: SqlStore, forgery: str) -> None:
     forge(store, forgery)
     assert FORGERIES[forgery] in "\n".join(maintenance.check(store))
 
 
-def test_laws_need_no_database(memory: MemoryStore) -> None:
+def test_rule_violations_need_no_database(memory: MemoryStore) -> None:
     lease = running_study(memory)
     run_trial(memory, lease, measured(pending(0)))
     record, trials, events = (
@@ -152,27 +152,27 @@ def test_laws_need_no_database(memory: MemoryStore) -> None:
         memory.trials(lease.study),
         memory.events(lease.study),
     )
-    assert broken_laws(record, trials, events) == []
+    assert rule_violations(record, trials, events) == []
     twice = [*events, replace(events[-1], sequence=len(events) + 1)]
-    assert any("ended 2 times" in fault for fault in broken_laws(record, trials, twice))
+    assert any("ended 2 times" in fault for fault in rule_violations(record, trials, twice))
     adopted = replace(
         events[-1], sequence=len(events) + 1, kind="trial.adopted", data={"number": 0, "attempt": 1}
     )
     assert any(
-        "after its end" in fault for fault in broken_laws(record, trials, [*events, adopted])
+        "after its end" in fault for fault in rule_violations(record, trials, [*events, adopted])
     )
     early = [*events[: next(i for i, e in enumerate(events) if e.kind == "trial.started")], adopted]
     assert any(
         "adopted while no attempt was running" in fault
-        for fault in broken_laws(record, trials, early)
+        for fault in rule_violations(record, trials, early)
     )
     never: list[Trial] = []
-    assert any("not in the trials table" in fault for fault in broken_laws(record, never, events))
+    assert any(
+        "not in the trials table" in fault for fault in rule_violations(record, never, events)
+    )
 
 
-def test_a_backup_is_a_store_of_its_own_and_never_overwrites(
-    store: SqlStore, tmp_path: Path
-) -> None:
+def test_a_backup_is_a_store_and_never_overwrites(store: SqlStore, tmp_path: Path) -> None:
     target = maintenance.backup(store, tmp_path / "copy.db")
     before = store.studies()
     running_study(store)
@@ -186,7 +186,7 @@ def test_a_backup_is_a_store_of_its_own_and_never_overwrites(
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_backup_leaves_files_of_others_alone_and_nothing_where_it_fails(
+def test_a_failed_backup_leaves_no_file_and_no_other_file_is_changed(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {f"copy.db{end}": "weeks of work" for end in (".part", ".part-journal", ".tmp")}
@@ -208,7 +208,7 @@ def test_a_backup_leaves_files_of_others_alone_and_nothing_where_it_fails(
     assert all((folder / name).read_text() == content for name, content in others.items())
 
 
-def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -> None:
+def test_an_export_has_the_values_of_the_store(store: SqlStore, tmp_path: Path) -> None:
     paths = maintenance.export(store, tmp_path / "out")
     assert [path.name for path in paths] == ["studies.csv", "trials.csv", "steps.csv", "events.csv"]
     tables = {}
@@ -235,7 +235,7 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
         maintenance.export(store, tmp_path, format="xlsx")
 
 
-def test_parquet_says_what_it_needs(
+def test_parquet_without_pyarrow_has_a_remedy(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -244,7 +244,7 @@ def test_parquet_says_what_it_needs(
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_an_export_replaces_its_own_files_and_no_others(
+def test_an_export_replaces_only_files_of_exports(
     store: SqlStore, tmp_path: Path, kind: str
 ) -> None:
     if kind == "parquet":
@@ -269,12 +269,12 @@ def test_export_as_parquet(store: SqlStore, tmp_path: Path) -> None:
     assert tables["steps"].column("loss").to_pylist() == [1.5, 1.25]
 
 
-def test_an_empty_store_is_exported_with_headers(memory: MemoryStore, tmp_path: Path) -> None:
+def test_an_empty_store_is_exported_with_column_names(memory: MemoryStore, tmp_path: Path) -> None:
     for path in maintenance.export(memory, tmp_path / "out"):
         assert len(path.read_text().splitlines()) == 1
 
 
-def test_vacuum_gives_space_back(store: SqlStore, tmp_path: Path) -> None:
+def test_vacuum_returns_space(store: SqlStore, tmp_path: Path) -> None:
     lease = running_study(store, a_study("large"))
     for number in range(40):
         decide(store, lease, KeepTrial(trial=pending(number)))

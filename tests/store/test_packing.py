@@ -22,7 +22,7 @@ values = st.recursive(
 
 @pytest.mark.thorough
 @given(st.dictionaries(st.text(), values))
-def test_what_is_read_is_what_json_reads(document: dict[str, Any]) -> None:
+def test_documents_are_read_as_json_reads_them(document: dict[str, Any]) -> None:
     """To the last bit of each number; also half a surrogate pair, as of a file's name in a
     message."""
     assert repr(unpack_document(pack_document(document))) == repr(
@@ -30,7 +30,7 @@ def test_what_is_read_is_what_json_reads(document: dict[str, Any]) -> None:
     )
 
 
-def test_a_damaged_document_is_an_error_of_the_store() -> None:
+def test_a_damaged_document_raises_store_corrupt_error() -> None:
     packed = pack_document({"reason": "drawn at random"})
     for damaged in (b"", b"\x02" + packed[1:], packed[:-7], packed[:12] + b"\xff" + packed[13:]):
         with pytest.raises(StoreCorruptError, match="cannot be read"):

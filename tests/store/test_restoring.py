@@ -55,9 +55,7 @@ def with_a_damaged_page(path: Path) -> bytes:
     return bytes(content)
 
 
-def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(
-    tmp_path: Path, backup: Path
-) -> None:
+def test_the_old_wal_is_not_applied_to_a_restored_store(tmp_path: Path, backup: Path) -> None:
     path = tmp_path / "store.db"
     with closing(open_store(path)) as store:
         store.submit(a_study("later"), {})
@@ -115,9 +113,7 @@ def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tupl
 
 
 @pytest.mark.thorough
-def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(
-    tmp_path: Path, backup: Path
-) -> None:
+def test_a_killed_restore_leaves_the_store_or_the_backup(tmp_path: Path, backup: Path) -> None:
     with closing(open_store(tmp_path / "old.db")) as store:
         store.submit(a_study("later"), {})
         old = {suffix: (tmp_path / f"old.db{suffix}").read_bytes() for suffix in ("", "-wal")}
@@ -132,9 +128,7 @@ def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(
 
 
 @pytest.mark.slow
-def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(
-    tmp_path: Path, backup: Path
-) -> None:
+def test_a_killed_restore_over_a_damaged_store_loses_no_byte(tmp_path: Path, backup: Path) -> None:
     old = {"": b"no database at all\n" * 500, "-wal": b"nor a log of one\n" * 500}
     for path, steps in deaths(tmp_path, backup, old):
         pairs = [path, *path.parent.glob("store.db.before-restore-*[0-9]")]
@@ -148,7 +142,7 @@ def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(
 
 
 @pytest.mark.thorough
-def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> None:
+def test_an_open_store_is_not_replaced(tmp_path: Path, backup: Path) -> None:
     path = tmp_path / "store.db"
     opened = "import sys; from autotune.store import open_store; s = open_store(sys.argv[1]); s.studies(); print('open', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
@@ -182,7 +176,7 @@ def test_a_damaged_or_deleted_store_is_restored(tmp_path: Path, backup: Path) ->
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["missing", "cut", "page", "foreign", "newer", "itself"])
-def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
+def test_an_invalid_backup_is_rejected_and_the_store_unchanged(
     tmp_path: Path, backup: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "store.db"
@@ -227,9 +221,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.backup"))
 
 
-def test_an_upgrade_on_request_says_what_it_did(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_migrate_returns_the_versions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
     for before in ("0002", HEAD):
         assert run(["store", "migrate", "--store", str(path), "--json"]) == 0

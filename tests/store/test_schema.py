@@ -41,10 +41,10 @@ VERSION_2 = DATA / "version-2.sql"
 waits."""
 
 
-def test_the_next_new_store_of_a_process_is_made_like_the_first(
+def test_a_second_new_store_has_the_schema_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "_MADE", [])
+    monkeypatch.setattr(schema, "_CREATE", [])
     first, second = tmp_path / "first.db", tmp_path / "second.db"
     for path in (first, second):
         open_store(path).close()
@@ -94,7 +94,7 @@ def keys_of(path: Path) -> list[tuple[int, str]]:
     return rows(path, "SELECT config_key, config FROM trials ORDER BY key")
 
 
-def test_the_migrations_make_the_tables_that_the_code_uses(address: str) -> None:
+def test_the_migrations_create_the_tables_in_the_code(address: str) -> None:
     with closing(open_store(address)) as store:
         assert difference(store) == []
 
@@ -125,9 +125,7 @@ def test_a_version_1_file_is_upgraded_after_a_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [VERSION_1, VERSION_2])
-def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(
-    tmp_path: Path, written: Path
-) -> None:
+def test_an_upgrade_updates_config_keys(tmp_path: Path, written: Path) -> None:
     path = old_file(tmp_path / "old.db", written)
     before = keys_of(path)
     open_store(path).close()
@@ -140,9 +138,7 @@ def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(
 
 
 @pytest.mark.parametrize("written", [VERSION_1, VERSION_2])
-def test_an_upgrade_keeps_the_workloads_that_new_studies_share(
-    tmp_path: Path, written: Path
-) -> None:
+def test_an_upgraded_store_shares_workloads_with_new_studies(tmp_path: Path, written: Path) -> None:
     path = old_file(tmp_path / "old.db", written)
     count = "SELECT count(*) FROM workloads"
     before = rows(path, count)
@@ -152,7 +148,7 @@ def test_an_upgrade_keeps_the_workloads_that_new_studies_share(
     assert rows(path, count) == before
 
 
-def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(
+def test_a_version_2_file_keeps_its_best_trials_and_marks_simulated_ones(
     tmp_path: Path,
 ) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
@@ -176,7 +172,7 @@ def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(
 
 
 @pytest.mark.parametrize("version", range(3, int(HEAD)))
-def test_a_store_that_stopped_at_any_version_is_upgraded_to_the_same_content(
+def test_a_store_of_any_version_is_upgraded_to_the_same_content(
     tmp_path: Path, version: int
 ) -> None:
     direct, stopped = (old_file(tmp_path / name, VERSION_2) for name in ("direct.db", "stopped.db"))
@@ -192,7 +188,7 @@ def test_a_store_that_stopped_at_any_version_is_upgraded_to_the_same_content(
     assert dump(stopped) == dump(direct)
 
 
-def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> None:
+def test_an_upgrade_derives_requests_from_the_status(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
     change(
         path,
@@ -204,7 +200,7 @@ def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> 
     assert found == {"waiting": Wanted.PAUSE, "real": Wanted.STOP, "played": Wanted.RUN}
 
 
-def test_a_version_7_store_learns_where_its_configs_stand_and_gets_the_index_by_which_studies_are_deleted(
+def test_a_version_7_store_gets_standings_and_an_index(
     new_address: str,
 ) -> None:
     every = text("SELECT * FROM records ORDER BY trial")
@@ -279,7 +275,7 @@ def back_to_version_7() -> Iterator[str]:
     yield "UPDATE autotune_version SET version_num = '0007'"
 
 
-def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_upgrade_does_not_change_the_file(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db")
     change(path, "CREATE TABLE tokens (x)")
     before = dump(path)
@@ -288,7 +284,7 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None
     assert dump(path) == before
 
 
-def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_newer_file_is_rejected_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "newer.db"
     open_store(path).close()
     change(path, "UPDATE autotune_version SET version_num = '9999'")
@@ -297,7 +293,7 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.backup"))
 
 
-def test_a_process_of_an_older_release_writes_no_more_once_the_store_was_upgraded(
+def test_a_process_of_an_older_release_cannot_write_to_an_upgraded_store(
     address: str,
 ) -> None:
     with closing(open_store(address)) as older:
@@ -309,7 +305,7 @@ def test_a_process_of_an_older_release_writes_no_more_once_the_store_was_upgrade
         assert [record.id for record in older.studies()] == [study]
 
 
-def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "foreign.db"
     change(path, "CREATE TABLE customers (name)")
     with pytest.raises(StoreCorruptError, match="customers"):
@@ -335,7 +331,7 @@ def test_many_processes_open_a_new_store_at_once(new_address: str) -> None:
         assert maintenance.check(store) == []
 
 
-def test_the_database_of_another_program_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE runs (id)")

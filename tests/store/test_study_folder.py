@@ -19,7 +19,7 @@ from autotune.spec import Wanted
 from autotune.store import open_store
 from autotune.store.connection import file_systems
 from autotune.store.upkeep import study_folder
-from autotune.store.upkeep.study_folder import COPY, HOLDER, StudyFolder, opened_copy, wish
+from autotune.store.upkeep.study_folder import COPY, HOLDER, StudyFolder, opened_copy, request
 from autotune.temporary_folders import LOCK
 from tests.nodes.network import until
 from tests.shortcuts import present
@@ -48,7 +48,7 @@ def submitted(path: Path) -> str:
         return api.submit_study(store, api.load_study(SPEC), SPEC).id
 
 
-def test_what_is_written_is_copied_and_the_next_process_begins_with_it(folder: Path) -> None:
+def test_the_store_is_copied_and_the_next_process_continues_it(folder: Path) -> None:
     with StudyFolder(folder) as home:
         study = submitted(home.path)
         home.changed()
@@ -70,7 +70,7 @@ def test_what_is_written_is_copied_and_the_next_process_begins_with_it(folder: P
         assert store.study(study).study.name == "small"
 
 
-def test_the_file_system_need_not_be_fit_for_sqlite(
+def test_the_folder_may_be_on_a_shared_file_system(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = tmp_path / "mountinfo"
@@ -112,13 +112,13 @@ def test_two_processes_do_not_run_one_study(folder: Path) -> None:
         )
 
 
-def test_a_job_that_begins_again_takes_over_from_itself(folder: Path) -> None:
+def test_a_restarted_job_takes_over_the_folder(folder: Path) -> None:
     (folder / HOLDER).write_text(json.dumps({"process": "elsewhere:1:1:abc", "job": "7"}))
     with StudyFolder(folder, job="7"):
         pass
 
 
-def test_a_silent_process_of_another_machine_is_replaced_and_a_living_one_is_not(
+def test_only_a_dead_process_of_another_machine_is_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study_folder, "SILENT_S", 0.5)
@@ -128,9 +128,9 @@ def test_a_silent_process_of_another_machine_is_replaced_and_a_living_one_is_not
         pass
 
 
-def test_a_process_that_lost_the_folder_writes_no_more_and_pauses(folder: Path) -> None:
+def test_a_process_that_lost_the_folder_stops_writing_and_pauses(folder: Path) -> None:
     wishes: list[str] = []
-    with StudyFolder(folder, on_wish=wishes.append, on_trouble=wishes.append) as home:
+    with StudyFolder(folder, on_request=wishes.append, on_error=wishes.append) as home:
         submitted(home.path)
         home.changed()
         until((folder / COPY).exists, 60)
@@ -143,18 +143,18 @@ def test_a_process_that_lost_the_folder_writes_no_more_and_pauses(folder: Path) 
     assert json.loads((folder / HOLDER).read_text())["job"] == "9"
 
 
-def test_wishes_are_heard_once_and_only_while_somebody_listens(folder: Path) -> None:
+def test_requests_are_handled_once_and_only_while_a_process_runs(folder: Path) -> None:
     with pytest.raises(ConflictError, match="no process is running the study"):
-        wish(folder, "pause")
+        request(folder, "pause")
     (folder / "wish-cancel").touch()
     heard: list[str] = []
-    with StudyFolder(folder, on_wish=heard.append):
-        wish(folder, "pause")
+    with StudyFolder(folder, on_request=heard.append):
+        request(folder, "pause")
         until(lambda: bool(heard), 60)
     assert heard == ["pause"], "what was left for a job that is gone is not for this one"
 
 
-def test_the_login_node_sees_each_new_copy(folder: Path) -> None:
+def test_the_login_node_reads_each_new_copy(folder: Path) -> None:
     with pytest.raises(NotFoundError, match="no results in"):
         FolderSource(folder)
     with StudyFolder(folder) as home:
@@ -175,7 +175,7 @@ def test_the_login_node_sees_each_new_copy(folder: Path) -> None:
         in_folder("", "x.db", None, folder)
 
 
-def test_a_folder_that_cannot_be_written_at_the_end_is_said_and_the_store_is_kept(
+def test_a_failed_last_copy_is_an_error_and_the_local_store_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -192,11 +192,11 @@ def test_a_folder_that_cannot_be_written_at_the_end_is_said_and_the_store_is_kep
     assert not home.path.with_name(LOCK).exists(), "or the next study would remove it"
 
 
-def test_a_store_that_could_not_be_copied_outlives_its_process_and_the_next_study(
+def test_a_local_store_that_was_not_copied_is_not_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    with StudyFolder(folder, on_trouble=said.append) as home:
+    with StudyFolder(folder, on_error=said.append) as home:
         assert home.path.with_name(LOCK).exists()
         monkeypatch.setattr(StudyFolder, "copy", lambda _: os.listdir("/no/folder"))
         submitted(home.path)

@@ -15,7 +15,7 @@ from autotune.store.tables import tokens
 from autotune.store.writes.tokens import FAST
 
 
-def test_a_token_is_kept_as_a_hash(memory: MemoryStore) -> None:
+def test_a_token_is_stored_as_a_hash(memory: MemoryStore) -> None:
     _, text = memory.tokens.create("ada", "submit")
     with memory.database.read() as connection:
         row = connection.execute(tokens.select()).one()
@@ -55,7 +55,7 @@ def with_old_hash(store: Any, text: str) -> bytes:
     return old
 
 
-def test_tokens_right_and_wrong_cost_a_fast_hash(
+def test_valid_and_invalid_tokens_take_a_fast_hash(
     memory: MemoryStore, slow_hashes: list[Any]
 ) -> None:
     token, text = memory.tokens.create("ada", "submit")
@@ -66,7 +66,7 @@ def test_tokens_right_and_wrong_cost_a_fast_hash(
     assert slow_hashes == []
 
 
-def test_a_token_of_an_earlier_release_is_hashed_slowly_once_and_its_row_renewed(
+def test_a_token_of_an_earlier_release_takes_scrypt_once(
     memory: MemoryStore, slow_hashes: list[Any]
 ) -> None:
     token, text = memory.tokens.create("ada", "submit")
@@ -82,7 +82,7 @@ def test_a_token_of_an_earlier_release_is_hashed_slowly_once_and_its_row_renewed
     assert len(slow_hashes) == 2
 
 
-def test_an_old_token_works_where_its_row_cannot_be_renewed(
+def test_an_old_token_is_valid_if_its_row_cannot_be_updated(
     memory: MemoryStore, slow_hashes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, text = memory.tokens.create("ada", "submit")
@@ -98,7 +98,7 @@ def test_an_old_token_works_where_its_row_cannot_be_renewed(
     assert (len(slow_hashes), hash_of(memory)) == (1, old)
 
 
-def test_a_revoked_token_of_an_earlier_release_costs_no_hash(
+def test_a_revoked_token_of_an_earlier_release_takes_no_hash(
     memory: MemoryStore, slow_hashes: list[Any]
 ) -> None:
     token, text = memory.tokens.create("ada", "submit")

@@ -10,7 +10,7 @@ import pytest
 from autotune import api
 from autotune.diagnosis import Evidence
 from autotune.ports import ChoosingRunner, Store
-from autotune.results.calibrations import keep_outliers, known_outliers
+from autotune.results.calibrations import known_outliers, save_outliers
 from autotune.space import SearchSpace
 from autotune.spec import Measurement, Study, Trial, TrialStatus
 from autotune.study.outliers import Outliers
@@ -159,15 +159,15 @@ def test_trials_on_one_node_blame_no_node() -> None:
 
 def test_what_is_known_of_nodes_lasts_until_they_are_measured_again(store: Store) -> None:
     assert known_outliers(store, "a100") == []
-    keep_outliers(
+    save_outliers(
         store, "a100", {"nodes": ["n1", "n2"], "out_of_line": [GPU], "date": "2026-11-28"}
     )
-    keep_outliers(store, "a100", {"nodes": ["n7"], "out_of_line": []})
-    keep_outliers(store, "a100", {"out_of_line": []})
+    save_outliers(store, "a100", {"nodes": ["n7"], "out_of_line": []})
+    save_outliers(store, "a100", {"out_of_line": []})
     assert [(entry["node"], entry["date"]) for entry in known_outliers(store, "a100")] == [
         ("n2", "2026-11-28")
     ]
-    keep_outliers(store, "a100", {"nodes": ["n2"], "out_of_line": []})
+    save_outliers(store, "a100", {"nodes": ["n2"], "out_of_line": []})
     assert known_outliers(store, "a100") == []
     assert known_outliers(None, "a100") == []
 

@@ -56,7 +56,7 @@ def check(
     recognizable steps, patterns are proposed.
     """
     from autotune import api
-    from autotune.results.hidden import secrets_note
+    from autotune.results.masking import secrets_note
     from autotune.store import open_to_read
 
     study, places = read_study(spec, {"runner": runner} if runner else None)

@@ -95,7 +95,7 @@ def plan(
     """Rank all valid configs by predicted speed; needs no GPU."""
     from autotune import api
     from autotune.plan.clusters import sorted_choices
-    from autotune.results.hidden import secrets_note
+    from autotune.results.masking import secrets_note
     from autotune.spec.study import SIMULATED
     from autotune.store import open_to_read
 

@@ -36,7 +36,7 @@ from autotune.onboarding.launch.command_words import (
 )
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
-from autotune.spec.texts.usual_names import target_of
+from autotune.spec.texts.usual_names import setting_of
 from autotune.trainers.documents.shell_folders import joined
 from autotune.trainers.documents.shell_words import Commands, commands_of
 from autotune.trainers.launch_files import INTERPRETER
@@ -210,7 +210,7 @@ def started_by(text: str, *, scripts: bool = False) -> Started | None:
         before = [each.words for each in run.commands[:index]]
         found = replace(found, python=chosen_python(words, before, run.exported.get("PATH", "")))
         training_options = sum(
-            target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING
+            setting_of(argument.name.rpartition(".")[2]) in _OF_TRAINING
             for argument in found.arguments
         )
         may_train = any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])

@@ -13,7 +13,7 @@ from autotune.onboarding.script.option_matches import OptionMatches
 from autotune.onboarding.script.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script.options import SAID, ScriptOption
 from autotune.onboarding.script.reading import Script, starts_one
-from autotune.spec.texts.usual_names import OF_A_RUN
+from autotune.spec.texts.usual_names import DISABLED_OPTIONS
 from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 from autotune.trainers.documents.output_options import OUTPUT_OPTIONS
 from autotune.trainers.documents.placeholders import braced
@@ -179,9 +179,14 @@ def trial_words(found: OptionMatches) -> list[str]:
         passed = {argument.name for argument in found.script.arguments}
         settings = dict(found.script.started.of_file) if found.script.started else {}
         settings |= found.settings.document if found.settings else {}
-        passed |= {name for name, off in OF_A_RUN.items() if str(settings.get(name, off)) != off}
+        passed |= {
+            name for name, off in DISABLED_OPTIONS.items() if str(settings.get(name, off)) != off
+        }
         passed.add("save_strategy")  # by default it saves at the end of each trial
-        return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in passed)]
+        return [
+            EACH_STEP,
+            *(f"--{name}={off}" for name, off in DISABLED_OPTIONS.items() if name in passed),
+        ]
     if found.log_interval is not None and not found.log_interval.is_in_file:
         return [f"{found.log_interval.prefix}1"]
     return []
@@ -225,7 +230,7 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     if found.log_interval is not None:
         replaced.add(found.log_interval.name)
     if found.script.parser == "HfArgumentParser":
-        replaced |= {"logging_steps", *OF_A_RUN}
+        replaced |= {"logging_steps", *DISABLED_OPTIONS}
     files = {file.given: file.name for file in (found.template, found.settings) if file}
     in_file = found.settings.words if found.settings else frozenset[str]()
     for argument in found.script.arguments:

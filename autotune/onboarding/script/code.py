@@ -47,7 +47,7 @@ from autotune.onboarding.script.written_arguments import (
     written_adapters,
 )
 from autotune.spec.texts.fsdp import STAGE_KEYS, fsdp_of, stage_of
-from autotune.spec.texts.usual_names import WORDS, target_of
+from autotune.spec.texts.usual_names import WORDS, setting_of
 
 _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
@@ -114,7 +114,7 @@ def _offloads(call: ast.Call) -> bool:
 def _counts_tokens(name: str) -> bool:
     """Whether the name is that of a number of tokens: `tokens_per_step`, `seq_len`, `T`."""
     is_rate = re.search("sec|per_s|tokenizer", name) is not None
-    return name == "T" or target_of(name) == "seq_len" or ("tok" in name and not is_rate)
+    return name == "T" or setting_of(name) == "seq_len" or ("tok" in name and not is_rate)
 
 
 _NOTHING = Text.of()

@@ -49,12 +49,12 @@ from autotune.onboarding.settings.file import (
 from autotune.spec.texts.as_text import number_of
 from autotune.spec.texts.usual_names import (
     AMP_FORMATS,
+    DISABLED_OPTIONS,
     FINDS_BATCH,
-    OF_A_RUN,
     OTHER_DEGREES,
     TRACKERS,
     WORDS,
-    target_of,
+    setting_of,
 )
 from autotune.trainers.present_configuration import flat, merged, nested
 
@@ -180,7 +180,7 @@ class OptionMatches:
         their values."""
         self.used.pop("precision", None)
         self.precision_flags.clear()
-        self.undecided = [each for each in self.undecided if target_of(each.last) != "precision"]
+        self.undecided = [each for each in self.undecided if setting_of(each.last) != "precision"]
         self.fixed = {**self.fixed, "precision": "fp32"}
 
     def without_sharding(self) -> None:
@@ -227,7 +227,7 @@ class OptionMatches:
                 1,
                 500,
             )  # by default Trainer prints a loss every 500 steps
-        for name, off in OF_A_RUN.items():
+        for name, off in DISABLED_OPTIONS.items():
             users_value = values.get(f"{part}{name}")
             if users_value is not None and str(users_value) != off:
                 found[f"{part}{name}"] = (False if off == "False" else off, users_value)
@@ -339,7 +339,7 @@ def _sort(found: OptionMatches, option: ScriptOption, meaning: Meaning | None) -
     name, is_flag = option.last, option.kind == "flag"
     is_argument = option.prefix.startswith("--") or not (option.prefix or option.is_in_file)
     # transformers' Trainer has values that switch trackers off
-    is_argument &= found.script.parser != "HfArgumentParser" or name not in OF_A_RUN
+    is_argument &= found.script.parser != "HfArgumentParser" or name not in DISABLED_OPTIONS
     if is_flag and option.given is True and is_argument and TRACKERS.fullmatch(name):
         found.trackers.append(option)
     if OTHER_MODELS.fullmatch(name) and option.present is not None:
@@ -497,7 +497,7 @@ def _told_by_variables(script: Script) -> Iterator[ScriptOption]:
     exported = script.started.env if script.started else {}
     for name, default in script.code.variables.items():
         value = typed(str(exported.get(name, default)))
-        if type(value) is int and target_of(name.lower()) in _BY_VARIABLE:
+        if type(value) is int and setting_of(name.lower()) in _BY_VARIABLE:
             given = value if name in exported else None
             yield ScriptOption(
                 name=name.lower(), kind="int", default=value, given=given, variable=name
@@ -532,7 +532,7 @@ def _format_of(option: ScriptOption) -> str:
 def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
     """An option for precision, recomputation, sharding or a parallel degree whose value was not
     understood, as it is written; None if it was, or if the option sets nothing."""
-    target, value = target_of(option.last), option.present
+    target, value = setting_of(option.last), option.present
     if is_of_another_part(option) or value in (None, False, "", 0, 1):
         return None
     if target == "precision" and value == "auto":

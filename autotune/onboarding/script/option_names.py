@@ -21,16 +21,16 @@ from typing import Any
 
 from autotune.onboarding.script.options import ScriptOption
 from autotune.spec.texts.usual_names import (
-    BESIDE_IT,
-    EXPLICIT_MICRO,
+    FAIRSEQ_OPTIONS,
+    FAIRSEQ_TOKENS,
     IN_TOKENS,
-    MAYBE_TOKENS,
+    MICRO_BATCH_NAMES,
     NAMES,
     OTHER_DEGREES,
     OTHER_PARTS,
     PRECISION_FLAGS,
     WORDS,
-    target_of,
+    setting_of,
 )
 
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -168,8 +168,10 @@ def meaning_of(
     if _ACTIVATION.fullmatch(name):
         is_gated = re.fullmatch(r"(swi|ge|re)?glu", str(option.present).lower()) is not None
         return Meaning(option=option, target="gated_mlp", default=True) if is_gated else None
-    target = "zero_stage" if name == "stage" and set(option.choices) == _STAGES else target_of(name)
-    if of_fairseq and name == MAYBE_TOKENS:
+    target = (
+        "zero_stage" if name == "stage" and set(option.choices) == _STAGES else setting_of(name)
+    )
+    if of_fairseq and name == FAIRSEQ_TOKENS:
         target = "micro_batch_size"
     if target is None or target in ("compile", "sequence_parallel"):
         return None
@@ -189,7 +191,7 @@ def is_of_another_part(option: ScriptOption) -> bool:
 def is_of_knob(option: ScriptOption) -> bool:
     """Whether the option's name is that of a knob or workload field, even if its value is not
     understood."""
-    is_named = target_of(option.last) or OTHER_DEGREES.fullmatch(option.last)
+    is_named = setting_of(option.last) or OTHER_DEGREES.fullmatch(option.last)
     return meaning_of(option) is not None or bool(is_named and not is_of_another_part(option))
 
 
@@ -198,8 +200,8 @@ def is_explicit_micro(option: ScriptOption) -> bool:
     `per_device_train_batch_size`."""
     return (
         option.kind != "flag"
-        and target_of(option.last) == "micro_batch_size"
-        and EXPLICIT_MICRO.search(option.last) is not None
+        and setting_of(option.last) == "micro_batch_size"
+        and MICRO_BATCH_NAMES.search(option.last) is not None
         and not is_of_another_part(option)
     )
 
@@ -226,12 +228,12 @@ def counts_tokens(options: Iterable[ScriptOption]) -> bool:
 
 def are_of_fairseq(options: Iterable[ScriptOption]) -> bool:
     """Whether the options are fairseq's."""
-    return not BESIDE_IT.isdisjoint(option.last for option in options)
+    return not FAIRSEQ_OPTIONS.isdisjoint(option.last for option in options)
 
 
 def may_be_batch(option: ScriptOption) -> bool:
     """Whether the option may be a batch in tokens, but is ambiguous."""
-    return option.last == MAYBE_TOKENS and type(option.present) is int
+    return option.last == FAIRSEQ_TOKENS and type(option.present) is int
 
 
 def _expression(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> str:

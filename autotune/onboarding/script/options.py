@@ -33,7 +33,7 @@ from autotune.onboarding.script.syntax import (
     last_name,
     literal_or_none,
 )
-from autotune.spec.texts.usual_names import target_of
+from autotune.spec.texts.usual_names import setting_of
 
 CONFIGURATOR = "configurator.py"
 SAID = "according to the program's parser"
@@ -223,8 +223,8 @@ def argparse_option(
     long = _best_name(names)
     plain_name, is_positional = _plain(long), not long.startswith("-")
     name = plain_name
-    if isinstance(dest, str) and (not long.startswith("--") or target_of(plain_name) is None):
-        name = _plain(dest) if len(long) < 3 or target_of(_plain(dest)) else plain_name
+    if isinstance(dest, str) and (not long.startswith("--") or setting_of(plain_name) is None):
+        name = _plain(dest) if len(long) < 3 or setting_of(_plain(dest)) else plain_name
     takes = 1 if is_positional and nargs == "?" else nargs
     needs_value = is_positional and (isinstance(nargs, int) or nargs == "+")
     base = replace(
@@ -253,7 +253,7 @@ def _best_name(names: Sequence[str]) -> str:
     """The name that autotune recognizes as a knob or workload field, or else the first long
     name."""
     long = [name for name in names if name.startswith("--")] or list(names)
-    return next((name for name in long if target_of(_plain(name)) is not None), long[0])
+    return next((name for name in long if setting_of(_plain(name)) is not None), long[0])
 
 
 def _prefix(name: str) -> str:
@@ -523,7 +523,7 @@ def _click(text: Text) -> Iterator[ScriptOption]:
         default, choice = literal_or_none(given.get("default")), given.get("type")
         of_choice = choice.args[:1] if isinstance(choice, ast.Call) else []
         option = ScriptOption(
-            name=_plain(on if target_of(_plain(on)) else dest),
+            name=_plain(on if setting_of(_plain(on)) else dest),
             names=tuple(name.partition("/")[0] for name in flags),
             default=default,
             choices=tuple(choice for node in of_choice for choice in literal_or_none(node) or ()),

@@ -44,7 +44,7 @@ from autotune.onboarding.script.written_arguments import (
     written_arguments,
     written_constants,
 )
-from autotune.spec.texts.usual_names import target_of
+from autotune.spec.texts.usual_names import setting_of
 
 MAX_MODULES = 40
 """limit on the modules that are parsed for one program"""
@@ -203,7 +203,7 @@ class Script:
     @property
     def _has_devices(self) -> bool:
         """Whether the script uses Lightning, which starts one rank per device, with several devices."""
-        counts = [o.present for o in self.options if target_of(o.last) == "nproc_per_node"]
+        counts = [o.present for o in self.options if setting_of(o.last) == "nproc_per_node"]
         several = (each for each in counts if type(each) is int and each not in (0, 1))
         return self.started is not None and self.is_of_lightning and any(several)
 

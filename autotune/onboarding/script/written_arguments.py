@@ -47,7 +47,7 @@ from autotune.onboarding.script.syntax import (
     last_name,
     literal_or_none,
 )
-from autotune.spec.texts.usual_names import optimizer_named, target_of
+from autotune.spec.texts.usual_names import optimizer_named, setting_of
 from autotune.trainers.command.overriding import UnclearPlaceError, find
 from autotune.trainers.post_training.adapters import targets_of
 
@@ -120,19 +120,19 @@ class Written:
     def merged(self, options: Sequence[ScriptOption]) -> tuple[ScriptOption, ...]:
         """The program's options with these. A value in the code replaces an option of the same
         meaning, but an option replaces a computed value."""
-        targets = {target_of(name) for name in self.values} - {None}
+        targets = {setting_of(name) for name in self.values} - {None}
         return (
-            *(option for option in options if target_of(option.name) not in targets),
+            *(option for option in options if setting_of(option.name) not in targets),
             *self._beside(options),
         )
 
     def adds_to(self, options: Sequence[ScriptOption]) -> bool:
         """Whether the code sets a knob or workload field for which the program has no option."""
-        targets = {target_of(option.name) for option in options}
+        targets = {setting_of(option.name) for option in options}
         unset = (
             o
             for o in self._beside(options)
-            if o.name not in self.values and target_of(o.name) not in targets
+            if o.name not in self.values and setting_of(o.name) not in targets
         )
         values = {**{o.name: o.default for o in unset}, **self.values}
         is_computed = any(
@@ -147,11 +147,11 @@ class Written:
     def _beside(self, options: Sequence[ScriptOption]) -> list[ScriptOption]:
         """These options without computed ones for which the program has an option of the same
         meaning."""
-        targets = {target_of(option.name) for option in options}
+        targets = {setting_of(option.name) for option in options}
         return [
             o
             for o in self.options
-            if o.name not in self.computed or target_of(o.name) not in targets
+            if o.name not in self.computed or setting_of(o.name) not in targets
         ]
 
 

@@ -24,7 +24,7 @@ from autotune.onboarding.configuration_files import document_in, read_present
 from autotune.onboarding.launch.launch_script import Started, value_of
 from autotune.onboarding.script.options import ScriptOption, kind_of
 from autotune.onboarding.script.reading import Script
-from autotune.spec.texts.usual_names import target_of
+from autotune.spec.texts.usual_names import setting_of
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import (
     DOCUMENTS,
@@ -144,7 +144,7 @@ def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
         return False
     named = {path.rpartition(".")[2].lower() for path, _ in values}
     known = sum(
-        target_of(name) is not None or _OF_TRAINING.fullmatch(name) is not None for name in named
+        setting_of(name) is not None or _OF_TRAINING.fullmatch(name) is not None for name in named
     )
     return known >= least
 

@@ -31,7 +31,7 @@ from autotune.errors import (
     StoreUnavailableError,
 )
 from autotune.spec.plain import finite
-from autotune.spec.texts.validation import broken_rule
+from autotune.spec.texts.validation import violated_rule
 
 log = logging.getLogger("autotune.service")
 
@@ -202,7 +202,7 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
     kind, given = str(first.get("type", "")), first.get("input")
     if kind == "json_invalid":  # its place is a position in the text, which the message has
         place = []
-    message = broken_rule({"msg": "a parameter is wrong", **first}, _OF_KIND)
+    message = violated_rule({"msg": "a parameter is wrong", **first}, _OF_KIND)
     # never markup
     if kind not in (*_OF_KIND, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):
         message += f", but is {given!r}"

@@ -14,7 +14,7 @@ from fastapi import Depends, Path, Query, Request
 
 from autotune.errors import SpecError
 from autotune.ports import ServiceStore, StudyRecord
-from autotune.results.answers import waiting_behind
+from autotune.results.answers import queue_position
 from autotune.service.http.access import Caller, Gate
 from autotune.service.http.fair_use import FairQueue, StreamPlaces
 from autotune.service.http.response_cache import ResponseCache
@@ -120,15 +120,15 @@ class ServiceState:
         self.gate.check_still_valid(caller)
         return what()
 
-    def waiting_behind(self, study_id: str) -> dict[str, int] | None:
-        """Behind what the study waits (`autotune.results.answers.waiting_behind`), at most `LINE_S`
+    def queue_position(self, study_id: str) -> dict[str, int] | None:
+        """Behind what the study waits (`autotune.results.answers.queue_position`), at most `LINE_S`
         old. Raises `NotFoundError`."""
 
         line, at_s = self._line
         if time.monotonic() - at_s >= LINE_S:
             line = self.store.waiting()
             self._line = line, time.monotonic()
-        return waiting_behind(line, self.store.revision(study_id).id) if line else None
+        return queue_position(line, self.store.revision(study_id).id) if line else None
 
     @property
     def streams(self) -> int:

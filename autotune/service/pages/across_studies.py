@@ -16,7 +16,7 @@ from autotune.errors import SpecError
 from autotune.report.comparison import side_by_side, study_facts, trial_facts
 from autotune.results.answers import is_left, trial_of
 from autotune.results.best_known import best_known
-from autotune.results.question import Asked
+from autotune.results.question import Question
 from autotune.service.http.service_state import TheService
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import REFRESH_S, Visitor, said, trial_number
@@ -65,7 +65,7 @@ def studies(request: Request, service: TheService, caller: Visitor) -> Response:
     found = service.store.studies(
         status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters
     )
-    judged = (api.judged_today(service.store, record) for record in found[:PAGE])
+    judged = (api.with_current_verdict(service.store, record) for record in found[:PAGE])
     return render(
         "studies.html",
         said=said(request),
@@ -89,7 +89,7 @@ async def best(request: Request, service: TheService, caller: Visitor) -> Respon
     names = ("model", "cluster", "num_gpus", "trainer", "runner", "days", "metric")
     asked = {name: request.query_params.get(name, "")[:200] for name in names}
     days = _number(asked, "days")
-    question = Asked(
+    question = Question(
         model=asked["model"],
         cluster=asked["cluster"],
         trainer=asked["trainer"],

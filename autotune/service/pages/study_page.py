@@ -20,8 +20,8 @@ from autotune.report.notes import infeasible_line, placed_lines
 from autotune.report.reward_tables import cost_label
 from autotune.report.target_text import HEADS, target_rows, target_sentences
 from autotune.report.terminal import format_count
-from autotune.results.answers import is_left, waiting_words
-from autotune.results.hidden import hidden_events
+from autotune.results.answers import is_left, queue_position_text
+from autotune.results.masking import masked_events
 from autotune.results.result import Result
 from autotune.service.http.access import Caller
 from autotune.service.http.service_state import ServiceState, TheService
@@ -68,7 +68,7 @@ def study(study_id: str, request: Request, service: TheService, caller: Visitor)
     )
     results = {} if is_late else _results(service, service.views.result(record.id), query)
     tools, status = tools_of(service, caller, record), record.status
-    events = hidden_events(record, service.store.events(record.id, limit=READ_EVENTS, newest=True))
+    events = masked_events(record, service.store.events(record.id, limit=READ_EVENTS, newest=True))
     document = api.study_document(record, is_left=is_left(service.store, record))
     late = f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
     return render(
@@ -203,8 +203,8 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
     """Where the study stands in the queue, in a sentence; empty when it does not wait."""
     if record.status is not StudyStatus.QUEUED:
         return ""
-    behind = service.waiting_behind(record.id)
-    place = f"It {waiting_words(behind)}" if behind else "It is about to start"
+    behind = service.queue_position(record.id)
+    place = f"It {queue_position_text(behind)}" if behind else "It is about to start"
     supervisor = service.supervisor
     if supervisor is None:
         return f"{place}. This service starts no studies; run `autotune serve` on its store."

@@ -28,7 +28,7 @@ from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
 from autotune.results.answers import trial_of
 from autotune.results.diagnoses import diagnosis_of_run
-from autotune.results.hidden import hidden_events
+from autotune.results.masking import masked_events
 from autotune.results.result import Result
 from autotune.service.http.service_state import ServiceState, TheService
 from autotune.service.pages.export_page import command_of
@@ -84,7 +84,7 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
     source = _source(service.store, result, number)
     url = f"/studies/{study.id}/trials/{number}"
     figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
-    events = hidden_events(
+    events = masked_events(
         service.store.study(study.id), events_of_trial(service.store, study.id, number)
     )
     asked = next(

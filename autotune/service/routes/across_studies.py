@@ -13,7 +13,7 @@ from starlette.responses import Response
 from autotune import api
 from autotune.errors import SpecError
 from autotune.results.best_known import best_known
-from autotune.results.question import Asked
+from autotune.results.question import Question
 from autotune.reviews import review_texts
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.http.error_responses import StrictJSONResponse
@@ -80,7 +80,7 @@ async def best(
     workload or, failing that, the cost model's ranking; `source` shows which.
     """
 
-    asked = Asked(
+    asked = Question(
         model=model,
         cluster=cluster,
         trainer=trainer,

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from autotune import api
 from autotune.errors import AutotuneError, NotFoundError
-from autotune.results.hidden import hidden_events
+from autotune.results.masking import masked_events
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
 from autotune.service.http.fair_use import PlacedStream
@@ -98,7 +98,7 @@ async def _stream(
             if revision != seen:
                 # read the study before its events: a study is terminal only after its last event
                 record = await run_in_threadpool(service.store.study, study)
-                found = hidden_events(
+                found = masked_events(
                     record,
                     await run_in_threadpool(service.store.events, study, after=after, limit=PAGE),
                 )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from autotune import api
 from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
-from autotune.results.hidden import hidden_record
+from autotune.results.masking import masked_record
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import RefusalError, StrictJSONResponse, strict_json
 from autotune.service.http.service_state import (
@@ -44,7 +44,7 @@ from autotune.service.routes.response_models import (
 )
 from autotune.spec import StudyStatus, number_of
 from autotune.spec.checks import options_of
-from autotune.spec.runs.versions import asked_versions
+from autotune.spec.runs.versions import parse_versions
 from autotune.trainers import trainer_names
 
 router = APIRouter(tags=["studies"])
@@ -190,7 +190,7 @@ async def status_of(
 ) -> Response:
     """Read a study with its best config so far. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
 
-    behind = await run_in_threadpool(service.waiting_behind, study_id)
+    behind = await run_in_threadpool(service.queue_position, study_id)
 
     def make(found: str) -> bytes:
         answer = api.document(service.views.result(found))
@@ -207,7 +207,7 @@ async def record(
     """Read the whole study as it is stored. With the trials, this is all that reports and comparisons need."""
 
     def make(found: str) -> bytes:
-        return strict_json({"record": hidden_record(service.store.study(found)).to_dict()})
+        return strict_json({"record": masked_record(service.store.study(found)).to_dict()})
 
     return (await service.response_cache.get(study_id, "record", make)).response(if_none_match)
 
@@ -221,7 +221,7 @@ async def trials(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List the trials of a study, or only those measured with given versions. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
-    asked = asked_versions(version)
+    asked = parse_versions(version)
 
     def make(found: str) -> bytes:
         return strict_json({"trials": api.trial_documents(service.store, found, version=version)})

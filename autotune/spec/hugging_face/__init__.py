@@ -1,2 +1,2 @@
-"""Models from a Hugging Face `config.json`: shapes by family, and the figures that exports carry
+"""Models from a Hugging Face `config.json`: shapes by family, and values that exports carry
 over."""

@@ -23,7 +23,7 @@ SIZE_KEYS = {
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
 }
-"""fields of `ModelSpec`, and the keys with which families write these fields"""
+"""keys in a config.json by field of `ModelSpec`"""
 _MAY_BE_NULL = frozenset(
     {
         "num_key_value_heads",
@@ -137,14 +137,14 @@ _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
 
 
 def with_class_defaults(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The file completed with the family's `defaults` and the class's default sizes.
+    """Return the file completed with the family's `defaults` and the class's default sizes.
 
     A file without `model_type` gets no default sizes, because its family is only a guess.
     """
-    written = {
+    present = {
         key: value for key, value in document.items() if value is not None or key in _MAY_BE_NULL
     }
-    full = {**defaults, **written}
+    full = {**defaults, **present}
     sizes = _CLASS_SIZES.get(str(document.get("model_type")), ())
     for name, size in zip(_NAMES, sizes, strict=False):
         if size and not any(key in full for key in SIZE_KEYS[name]):

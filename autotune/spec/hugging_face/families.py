@@ -36,7 +36,7 @@ from autotune.spec.hugging_face.shapes import (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a `model_type` means."""
+    """How to read the config.json of a `model_type`."""
 
     gated_mlp: bool = True
     """three-matrix MLP"""
@@ -99,17 +99,19 @@ def _first_dense(
     has_class: bool = True,
     **more: Any,
 ) -> Family:
-    """A family with experts in all layers except the first `dense` layers: the number of experts,
-    the number of experts per token, the width of one expert, and the number of shared experts."""
+    """Return a family with experts in all layers except the first `dense` layers. `experts`: number
+    of experts; `visited`: experts per token; `width`: of one expert; `shared`: number of shared
+    experts."""
     counts = {
         "n_routed_experts": experts,
         "num_experts_per_tok": visited,
         "moe_intermediate_size": width,
     }
-    usual = {**counts, "n_shared_experts": shared, "first_k_dense_replace": dense, **more}
-    defaults = {key: value for key, value in usual.items() if value}
+    values = {**counts, "n_shared_experts": shared, "first_k_dense_replace": dense, **more}
+    defaults = {key: value for key, value in values.items() if value}
     keys = {"num_shared_experts": "n_shared_experts"}
-    reads = (*_MOE_KEYS, "moe_shared_expert_intermediate_size")  # which is moe_intermediate_size
+    # the width of a shared expert is always moe_intermediate_size
+    reads = (*_MOE_KEYS, "moe_shared_expert_intermediate_size")
     return Family(
         special=first_dense, reads=reads, defaults=defaults, keys=keys, has_class=has_class
     )
@@ -357,12 +359,12 @@ FAMILIES: Mapping[str, Family] = {
         reads=("interleave_moe_layer_step", "intermediate_size_mlp", "moe_layers"),
     ),
 }
-"""Known families, by `model_type`."""
+"""supported families, by `model_type`"""
 
 _NO_ATTENTION = "mixes state-space, linear or convolution layers with attention"
 _INDEXED = "attends to tokens chosen by an indexer"
 _SEVERAL_WIDTHS = "has layers of several widths"
-APART: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("bamba", "bailing_hybrid", "bailing_moe_linear", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba"),
@@ -380,5 +382,5 @@ APART: Mapping[str, str] = {
     "jetmoe": "has experts in its attention",
     "arctic": "has a dense MLP with its own norms next to the experts of each layer",
 }  # fmt: skip
-"""Maps each `model_type` whose layers a shape cannot describe to the way in which its layers
-differ."""
+"""how the layers of a family differ from a decoder's, by `model_type`, for families that
+`ModelSpec` cannot describe"""

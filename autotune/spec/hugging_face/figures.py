@@ -119,11 +119,12 @@ LLAMA3_SCALING = {
 
 @cache
 def figures_of(model: ModelSpec) -> ModelFigures | None:
-    """The figures of a model with a config.json; None for a model specified only by its shape."""
-    found = _config_json(model)
-    if found is None:
+    """Return the figures of a model with a config.json; None for a model specified only by its
+    shape."""
+    config = _config_json(model)
+    if config is None:
         return None
-    family, document = text_model(found)
+    family, document = text_model(config)
     rope, scaling = _rotary(document)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "")
     return ModelFigures(
@@ -153,48 +154,49 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
 
 
 def _router(family: str, document: Mapping[str, Any]) -> Router | None:
+    """Return how experts are chosen; None for families that are not in `ROUTER_DEFAULTS`."""
     if family not in ROUTER_DEFAULTS:
         return None
-    said = {
+    values = {
         **ROUTER_DEFAULTS[family],
         **{key: value for key, value in document.items() if value is not None},
     }
     return Router(
         is_sigmoid=family in SIGMOID_ROUTERS,
-        groups=int(said["n_group"]),
-        chosen_groups=int(said["topk_group"]),
-        scale=float(said.get("routed_scaling_factor", 1.0)),
+        groups=int(values["n_group"]),
+        chosen_groups=int(values["topk_group"]),
+        scale=float(values.get("routed_scaling_factor", 1.0)),
     )
 
 
 def narrowest_window(model: ModelSpec) -> int:
-    """The maximum number of tokens that some or all layers attend to, in a sliding window or in
-    chunks; 0 if all layers attend to all earlier tokens."""
-    found = _config_json(model)
-    if found is None:
+    """Return the maximum number of tokens that some or all layers attend to, in a sliding window or
+    in chunks; 0 if all layers attend to all earlier tokens."""
+    config = _config_json(model)
+    if config is None:
         return 0
-    family, document = text_model(found)
+    family, document = text_model(config)
     kinds = document.get("layer_types")
     has_windows = not isinstance(kinds, list) or bool(
         {"sliding_attention", "chunked_attention"} & {*map(str, kinds)}
     )
     if not has_windows or not document.get("use_sliding_window", family not in _WITHOUT_WINDOWS):
         return 0
-    written = next(
+    window = next(
         (document[key] for key in _WINDOW_KEYS if key in document), _DEFAULT_WINDOWS.get(family)
     )
-    return int(written or 0)
+    return int(window or 0)
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the
-    file; None if the model has no YaRN scaling."""
+    """Return the parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in
+    the file; None if the model has no YaRN scaling."""
     return _scaling(model, "yarn", YARN)
 
 
 def is_truncated(model: ModelSpec) -> bool:
-    """Whether the boundaries of the model's YaRN scaling are rounded to whole dimensions. The
-    default is true, except for gpt-oss."""
+    """Return whether the boundaries of the model's YaRN scaling are rounded to whole dimensions.
+    The default is true, except for gpt-oss."""
     document = text_document(model)
     _, scaling = _rotary(document)
     return bool(scaling.get("truncate", document.get("model_type") != "gpt_oss"))
@@ -212,12 +214,13 @@ YARN = {
 
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if
-    the model has no rotary scaling, or a different kind."""
+    """Return the parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`;
+    None if the model has no rotary scaling, or a different kind."""
     return _scaling(model, "llama3", LLAMA3_SCALING)
 
 
 def _scaling(model: ModelSpec, kind: str, defaults: Mapping[str, float]) -> dict[str, float] | None:
+    """Return the parameters of the model's rotary scaling; None if it is not of this kind."""
     figures = figures_of(model)
     if figures is None or figures.rotary_scaling != kind:
         return None
@@ -226,8 +229,8 @@ def _scaling(model: ModelSpec, kind: str, defaults: Mapping[str, float]) -> dict
 
 
 def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """`rope_parameters`, and the mapping that specifies how positions are scaled: `rope_scaling`,
-    or `rope_parameters` again."""
+    """Return `rope_parameters`, and the mapping that specifies how positions are scaled:
+    `rope_scaling`, or `rope_parameters` again."""
     rope = document.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     scaling = document.get("rope_scaling")
@@ -235,16 +238,16 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
-    """The model's config.json; for a multimodal model, only its language-model part. The model must
-    have a config.json."""
-    found = _config_json(model)
-    assert found is not None, "a model given only by its shape has no config.json"
-    return dict(text_model(found)[1])
+    """Return the model's config.json; for a multimodal model, only its language-model part. The
+    model must have a config.json."""
+    config = _config_json(model)
+    assert config is not None, "a model given only by its shape has no config.json"
+    return dict(text_model(config)[1])
 
 
 def check_source(model: ModelSpec) -> ModelSpec:
-    """The model, if all figures that exports need can be read from its `source`. Raises `SpecError`
-    otherwise."""
+    """Return the model, if all figures that exports need can be read from its `source`. Raises
+    `SpecError` otherwise."""
     if not model.source:
         return model
     try:
@@ -254,9 +257,9 @@ def check_source(model: ModelSpec) -> ModelSpec:
             f"the config.json is not JSON: {error}", remedy=_SOURCE, field="source"
         ) from None
     if not isinstance(document, dict):
-        what = "null" if document is None else f"a {type(document).__name__}"
+        kind = "null" if document is None else f"a {type(document).__name__}"
         raise SpecError(
-            f"the config.json must contain a JSON object, but contains {what}",
+            f"the config.json must contain a JSON object, but contains {kind}",
             remedy=_SOURCE,
             field="source",
         )
@@ -279,10 +282,12 @@ def check_source(model: ModelSpec) -> ModelSpec:
 
 
 def _config_json(model: ModelSpec) -> Mapping[str, Any] | None:
+    """Return the model's own config.json, or the catalog's; None if there is neither."""
     return json.loads(model.source) if model.source else published_config(model)
 
 
 def _first(document: Mapping[str, Any], *keys: str) -> float | None:
+    """Return the value of the first key that has a number; None if there is none."""
     return next(
         (float(document[key]) for key in keys if isinstance(document.get(key), int | float)), None
     )

@@ -29,8 +29,9 @@ MEMORY_CATEGORIES = (
     "communication",
     "inputs",
 )
-"""parameters: shards or copies that the rank keeps.  activations: created in a forward pass and alive after their module has ended.
-temporaries: all other results of operations.  communication: gathered weights and buffers for collectives.  inputs: micro-batches and targets"""
+"""parameters: shards or copies on the rank; activations: created in a forward pass and alive after
+their module has ended; communication: gathered weights and buffers for collectives; inputs:
+micro-batches and targets; temporaries: all other results of operations"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Moment:
     step: int
     """optimizer step, from 0"""
     phase: Phase
-    """of that step"""
+    """phase of that step"""
     micro_batch: int
     """number of the micro-batch within the step, from 0; -1 outside micro-batches"""
     module: str
@@ -52,13 +53,13 @@ class MemorySample:
     """Bytes allocated at a given moment."""
 
     moment: Moment
-    """when"""
+    """time of the sample"""
     parts_bytes: Mapping[str, int]
-    """by `MEMORY_CATEGORIES`"""
+    """bytes by category, one of `MEMORY_CATEGORIES`"""
 
     @property
     def total_bytes(self) -> int:
-        """Of all categories."""
+        """Bytes in all categories."""
         return sum(self.parts_bytes.values())
 
 
@@ -77,7 +78,7 @@ class ModuleCost:
     at_peak_bytes: int
     """bytes in all categories that the module allocated and that are alive at the rank's peak"""
     forward_flops: int
-    """of one micro-batch"""
+    """FLOPs of one micro-batch"""
     backward_flops: int
     """FLOPs of one micro-batch, including recomputation"""
 

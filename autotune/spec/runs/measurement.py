@@ -74,8 +74,8 @@ class Measurement(Plain):
     """gradient norms of the fp32 reference, or else of the baseline, on the same data; spikes that
     also occur here are caused by the data"""
     loss_comparison: LossComparison | None = None
-    """the loss at the same number of tokens compared with other configs, if configs do not train on the same
-    data"""
+    """the loss at the same number of tokens compared with other configs, if configs do not train on
+    the same data"""
     time_from: str = ""
     """source of the step times: `log` (times that the program printed), `rate` (printed rates) or
     `arrival` (the times at which step lines arrived); empty if the worker's own clock timed the
@@ -132,8 +132,8 @@ class Measurement(Plain):
     @property
     def step_time_spread(self) -> float:
         """Robust relative spread of the step time: 1.4826 * median absolute deviation / median,
-        combined with the rounding of the times (a uniform
-        error over the resolution, whose standard deviation is resolution / sqrt(12))."""
+        combined with the rounding of the times (a uniform error over the resolution, whose standard
+        deviation is resolution / sqrt(12))."""
         if len(self.step_times_s) < 2:
             return 0.0
         times = np.asarray(self.step_times_s)
@@ -198,7 +198,7 @@ class Measurement(Plain):
         return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, including derived values."""
+        """Return plain JSON values, including derived values."""
         stored = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
         return {
             **stored,
@@ -213,8 +213,8 @@ class Measurement(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
-        """Rebuild a measurement from the output of `to_dict`; derived values are recomputed."""
-        return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
+        """Return the measurement from the output of `to_dict`; derived values are recomputed."""
+        return cls(**{k: _restored(v) for k, v in values.items() if k in cls.__dataclass_fields__})
 
 
 RESERVED = "reserved_memory_bytes"
@@ -222,8 +222,8 @@ RESERVED = "reserved_memory_bytes"
 
 
 def at_highest_peak(measurement: Measurement, runs: Iterable[Measurement]) -> Measurement:
-    """The measurement with the highest peaks of allocated and reserved memory among itself and
-    these other runs of its config."""
+    """Return the measurement with the highest peaks of allocated and reserved memory of itself and
+    other runs of its config."""
     all_runs = (measurement, *runs)
     peaks = [m.peak_memory_bytes for m in all_runs if m.peak_memory_bytes is not None]
     reserved = [m.utilization[RESERVED] for m in all_runs if RESERVED in m.utilization]
@@ -238,6 +238,7 @@ def at_highest_peak(measurement: Measurement, runs: Iterable[Measurement]) -> Me
 
 
 def _plain(value: Any) -> Any:
+    """Return a field as plain JSON values: null for NaN, a mapping for infinities."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"nonfinite": str(value)} if not math.isnan(value) else None
     if isinstance(value, LossComparison):
@@ -251,16 +252,17 @@ _NUMBERS = {float, int}
 _SCALARS = {float, int, str, bool, type(None)}
 
 
-def _back(value: Any) -> Any:
-    if type(value) in _SCALARS:  # most values, and far cheaper to ask than whether it is a mapping
+def _restored(value: Any) -> Any:
+    """Return a field from the output of `_plain`."""
+    if type(value) in _SCALARS:  # first, because it is most values, and faster than isinstance
         return value
     if isinstance(value, Mapping):
         return float(value["nonfinite"]) if set(value) == {"nonfinite"} else dict(value)
     if isinstance(value, list):
-        # nearly all series: several times faster than one number at a time
+        # true for most series, and several times faster than restoring each number
         if set(map(type, value)) <= _NUMBERS:
             return tuple(value)
-        return tuple(math.nan if v is None else _back(v) for v in value)
+        return tuple(math.nan if v is None else _restored(v) for v in value)
     return value
 
 

@@ -34,11 +34,11 @@ class Outcome(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     INTERRUPTED = "INTERRUPTED"
-    """somebody ended it"""
+    """ended by a user"""
 
     @classmethod
     def of(cls, *, is_interrupted: bool, has_failed: bool) -> Outcome:
-        """The outcome of a run that has ended; an interrupted run ends with an error too."""
+        """Return the outcome of a run that has ended; an interrupted run ends with an error too."""
         if is_interrupted:
             return cls.INTERRUPTED
         return cls.FAILED if has_failed else cls.COMPLETED
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun(Plain):
-    """One run. Unobserved values are None."""
+    """A training run that a user started. Unobserved values are None."""
 
     id: str = ""
     """id assigned by the store"""
@@ -55,13 +55,13 @@ class ObservedRun(Plain):
     command: tuple[str, ...] = ()
     """the run's command, without secrets; empty if a callback in the program observed the run"""
     outcome: Outcome = Outcome.COMPLETED
-    """how it ended"""
+    """how the run ended"""
     exit_code: int | None = None
     """exit status, negative for a signal; None if a callback in the program observed the run"""
     workload: Workload | None = None
-    """what it trained"""
+    """the workload that the run trained"""
     config: ParallelConfig | None = None
-    """how"""
+    """the config of the run"""
     estimate: Estimate | None = None
     """the prediction before the run started"""
     measurement: Measurement | None = None
@@ -74,7 +74,7 @@ class ObservedRun(Plain):
     host: str = ""
     """name of the machine"""
     owner: str = ""
-    """who started it"""
+    """user who started the run"""
     started_at: datetime
     """UTC"""
     ended_at: datetime
@@ -95,8 +95,8 @@ class ObservedRun(Plain):
         )
 
     def as_trial(self) -> Trial | None:
-        """The run as a measured trial that studies can learn from; None if workload, config or
-        steps are unknown, or if the program left the config."""
+        """Return the run as a measured trial that studies can learn from; None if workload, config
+        or steps are unknown, or if the program left the config."""
         if self.failure is not None and self.outcome is not Outcome.FAILED:
             return None
         if self.workload is None or self.config is None or self.step_time_s is None:
@@ -109,12 +109,12 @@ class ObservedRun(Plain):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {"kind": OBSERVED, **Plain.to_dict(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ObservedRun:
-        """The run that `to_dict` wrote."""
+        """Return the run that `to_dict` wrote."""
         return read_fields(cls, {name: value for name, value in values.items() if name != "kind"})
 
 
@@ -128,9 +128,9 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,49}")
 
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """The tags, each once, in alphabetical order. Raises `SpecError` for an invalid tag."""
-    found = sorted(set(tags))
-    for tag in found:
+    """Return the tags, each once, in alphabetical order. Raises `SpecError` for an invalid tag."""
+    distinct = sorted(set(tags))
+    for tag in distinct:
         if not _TAG.fullmatch(tag):
             raise SpecError(
                 f"a tag must have 1 to 50 letters, digits or any of _ . : / + -, and begin with a "
@@ -138,7 +138,7 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
                 remedy="remove spaces and other characters",
                 field="tags",
             )
-    return tuple(found)
+    return tuple(distinct)
 
 
 def check_tag_count(count: int) -> None:
@@ -152,8 +152,8 @@ def check_tag_count(count: int) -> None:
 
 
 def checked_note(text: str, *, notes: int) -> str:
-    """The text of a new note, without surrounding whitespace. `notes`: number of notes that the
-    study already has. Raises `SpecError`."""
+    """Return the text of a new note, without surrounding whitespace. `notes`: number of notes that
+    the study already has. Raises `SpecError`."""
     text = text.replace("\r\n", "\n").strip()
     if not 0 < len(text) <= MAX_NOTE:
         raise SpecError(

@@ -22,8 +22,8 @@ from autotune.spec.plain import Plain
 from autotune.spec.runs.measurement import Measurement
 from autotune.spec.workload import Workload
 
-MOST_NAMED = 12
-"""maximum number of trials listed in a sentence"""
+MAX_LISTED = 12
+"""maximum number of trials that a sentence lists"""
 
 
 class TrialStatus(StrEnum):
@@ -64,7 +64,7 @@ class FailureKind(StrEnum):
 
     @property
     def words(self) -> str:
-        """What messages and pages call it: `out of memory`."""
+        """The kind in messages and pages: `out of memory`."""
         return self.lower().replace("_", " ")
 
 
@@ -86,7 +86,7 @@ class Failure(Plain):
     """the optimizer step in which the attempt failed, counted from 0 with warm-up"""
 
     def __str__(self) -> str:
-        """Kind and message: `out of memory: tried to allocate 2 GiB`."""
+        """Return kind and message: `out of memory: tried to allocate 2 GiB`."""
         return f"{self.kind.words}: {self.message}"
 
     @property
@@ -152,7 +152,7 @@ class Trial(Plain):
     seed: int = 0
     """seed of weights and data"""
     status: TrialStatus = TrialStatus.PENDING
-    """its state"""
+    """state of the trial"""
     purpose: TrialPurpose = TrialPurpose.SEARCH
     """why the trial is run"""
     attempts: int = 0
@@ -198,10 +198,10 @@ class Trial(Plain):
 
 
 def trial_numbers(numbers: Sequence[int]) -> str:
-    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; if there are many, the first `MOST_NAMED`:
-    `trials 3, 7, 9 and 5,312 others`."""
-    rest = len(numbers) - MOST_NAMED
+    """Return `trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; if there are many, the first
+    `MAX_LISTED`: `trials 3, 7, 9 and 5,312 others`."""
+    rest = len(numbers) - MAX_LISTED
     *first, last = (
-        [*map(str, numbers[:MOST_NAMED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)
+        [*map(str, numbers[:MAX_LISTED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)
     )
     return f"trials {', '.join(first)} and {last}" if first else f"trial {last}"

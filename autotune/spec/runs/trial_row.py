@@ -1,8 +1,8 @@
 """A trial as one row of a table: the columns of `autotune store export` and of
 `Result.to_dataframe`.
 
-Columns carry units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates
-were made when the trial was proposed.
+Columns have units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates are
+from the time when the trial was proposed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ TRIAL_COLUMNS: Final[Mapping[str, type]] = {
 
 
 def trial_row(trial: Trial) -> tuple[Any, ...]:
-    """The trial's values, in the order of `TRIAL_COLUMNS`."""
+    """Return the trial's values, in the order of `TRIAL_COLUMNS`."""
     failure, reward, estimate = trial.failure, trial.reward, trial.estimate
-    seen = trial.measurement if trial.measurement and trial.measurement.step_times_s else None
-    words = (
+    measured = trial.measurement if trial.measurement and trial.measurement.step_times_s else None
+    state = (
         str(trial.purpose),
         str(trial.status),
         failure and str(failure.kind),
@@ -50,19 +50,19 @@ def trial_row(trial: Trial) -> tuple[Any, ...]:
         trial.number,
         *(trial.config.value(name) for name in KNOBS),
         canonical(dict(trial.config.extra)) if trial.config.extra else None,
-        *words,
+        *state,
         trial.seed,
         trial.attempts,
-        *(getattr(seen, name) if seen else None for name in _SPEEDS),
+        *(getattr(measured, name) if measured else None for name in _SPEEDS),
         trial.measurement and trial.measurement.peak_memory_bytes,
         estimate and float(estimate.step_time_s),
         estimate and float(estimate.peak_memory_bytes),
         reward and reward.total,
         reward and reward.stability,
-        *(iso(at) for at in (trial.created_at, trial.started_at, trial.ended_at)),
+        *(iso(time) for time in (trial.created_at, trial.started_at, trial.ended_at)),
     )
 
 
 def iso(at: datetime | None) -> str | None:
-    """A time as ISO 8601."""
+    """Return a time as ISO 8601; None if it is None."""
     return at.isoformat() if at is not None else None

@@ -1,1 +1,1 @@
-"""Values as people write them: quantities with units, figures as text, usual names, secrets."""
+"""Quantities with units, values as text, usual names of knobs, secrets."""

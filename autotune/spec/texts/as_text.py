@@ -11,22 +11,23 @@ UNKNOWN = "-"
 
 
 def value_word(value: Any) -> str:
-    """A value as text; flags become true and false, as in YAML and JSON."""
+    """Return a value as text; flags as true and false, as in YAML and JSON."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def notes_of(*cases: tuple[object, str]) -> tuple[str, ...]:
-    """The notes of the cases that hold."""
-    return tuple(note for holds, note in cases if holds)
+    """Return the notes whose condition is true. `cases`: (condition, note)."""
+    return tuple(note for condition, note in cases if condition)
 
 
 def number_of(number: int, one: str, many: str = "") -> str:
-    """A number of things: `1 step`, `1,024 steps`; `many` where the plural does not end in s alone."""
+    """Return a number with its noun: `1 step`, `1,024 steps`. `many`: the plural, if it is not
+    `one` with an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def format_bytes(value: float | None) -> str:
-    """`1.5 GiB`, with three significant digits; `-` when unknown."""
+    """Return `1.5 GiB`, with three significant digits; `-` if unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size, sign = abs(value), "-" if value < 0 else ""
@@ -40,7 +41,7 @@ def format_bytes(value: float | None) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """`1.23k`, `45.6M`: three significant digits and an SI prefix; `-` when unknown."""
+    """Return `1.23k`, `45.6M`: three significant digits and an SI prefix; `-` if unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -52,45 +53,45 @@ def format_count(value: float | None) -> str:
                 + unit
             )
         size /= 1000
-    raise AssertionError("the last unit always answers")
+    raise AssertionError("the loop always returns at the last unit")
 
 
 _ONE_NUMBER = re.compile(r"(-?)(\d+)\.?(\d*)([kMGT]?| .?i?B| .?s)")
 
 
 def in_column(number: str, *, digits: int = 3) -> str:
-    """A number as text, padded with zeros to this many significant digits, for a column: `2.00k`
-    beside `1.99k`. Other texts do not change."""
-    found = _ONE_NUMBER.fullmatch(number)
-    if found is None or not (known := f"{found[2]}{found[3]}".lstrip("0")) or len(known) >= digits:
+    """Return a number padded with zeros to this many significant digits, for a column: `2.00k` next
+    to `1.99k`. Other texts are unchanged."""
+    match = _ONE_NUMBER.fullmatch(number)
+    if match is None or not (known := f"{match[2]}{match[3]}".lstrip("0")) or len(known) >= digits:
         return number
-    return f"{found[1]}{found[2]}.{found[3]}{'0' * (digits - len(known))}{found[4]}"
+    return f"{match[1]}{match[2]}.{match[3]}{'0' * (digits - len(known))}{match[4]}"
 
 
 def bytes_cell(value: float | None) -> str:
-    """`format_bytes` for a column: `10.0 GiB`."""
+    """Return `format_bytes` for a column: `10.0 GiB`."""
     return in_column(format_bytes(value))
 
 
 def count_cell(value: float | None) -> str:
-    """`format_count` for a column: `2.00k`."""
+    """Return `format_count` for a column: `2.00k`."""
     return in_column(format_count(value))
 
 
 def duration_cell(value: float | None) -> str:
-    """`format_duration` for a column: `5.40 s`."""
+    """Return `format_duration` for a column: `5.40 s`."""
     return in_column(format_duration(value))
 
 
 def two_digits(value: float) -> str:
-    """With two significant digits: 0.42, 6.0, 420, 1.3M."""
+    """Return a number with two significant digits: 0.42, 6.0, 420, 1.3M."""
     rounded = float(f"{value:.2g}")
     text = format_count(rounded) if value >= 1e4 else f"{rounded:,.15g}"
     return in_column(text, digits=2)
 
 
 def format_duration(seconds: float | None) -> str:
-    """`850 us`, `12.3 ms`, `4.21 s`, `3m 05s`, `2h 10m`; `-` when unknown."""
+    """Return `850 us`, `12.3 ms`, `4.21 s`, `3m 05s`, `2h 10m`; `-` if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 0:
@@ -111,21 +112,22 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_span(seconds: float | None) -> str:
-    """`<1 s`, `47 s`, `1m 07s`, `2h 10m`: durations in whole seconds; `-` when unknown."""
+    """Return a duration in whole seconds: `<1 s`, `47 s`, `1m 07s`, `2h 10m`; `-` if unknown."""
     if seconds is not None and 0 < seconds < 1:
         return "<1 s"
     return format_duration(None if seconds is None else float(f"{seconds:.0f}"))
 
 
 def format_mfu(share: float | None, digits: int = 1) -> str:
-    """`43.0%`; `-` if unknown; `>100%` where the stated peak is too low, as it can be for a CPU."""
+    """Return `43.0%`; `-` if unknown; `>100%` if the stated peak is too low, as it may be for a
+    CPU."""
     if share is None or not 0 <= share < math.inf:
         return UNKNOWN
     return f"{share:.{digits}%}" if share <= 1 else ">100%"
 
 
 def format_gain(factor: float) -> str:
-    """`+36%`, or `3.3x the speed` for a factor of two or more."""
+    """Return `+36%`, or `3.3x the speed` for a factor of two or more."""
     return f"{factor:.3g}x the speed" if factor >= 2 else f"{factor - 1:+.0%}"
 
 
@@ -141,8 +143,8 @@ def format_speedup(
     over: str = "",
     is_open: bool = False,
 ) -> str:
-    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, for a running study `1.18x (not
-    confirmed yet)`; `DEFAULT_IS_BEST` if the baseline itself is the best.
+    """Return `1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`, for a running study `1.18x
+    (not confirmed yet)`; `DEFAULT_IS_BEST` if the baseline is the best.
 
     `times`: text after the number. `over`: text at the end. `is_open`: whether the study is
     running, so that a best baseline is only the best so far.

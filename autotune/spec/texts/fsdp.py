@@ -22,7 +22,7 @@ _STRATEGIES = {
     "hybrid_shard": 3,
     "hybrid_shard_zero2": 2,
 }
-"""by name, in the order of Accelerate's numbers"""
+"""ZeRO stage by strategy, in the order of Accelerate's numbers, which begin at 1"""
 _STAGES = {
     **_STRATEGIES,
     **{str(number): stage for number, stage in enumerate(_STRATEGIES.values(), start=1)},
@@ -30,15 +30,16 @@ _STAGES = {
     "false": 2,
 }
 STAGE_KEYS = ("reshard_after_forward", "sharding_strategy")
-"""keys of `fsdp_config` that decide the stage; the first one that is set counts"""
+"""keys of `fsdp_config` that determine the stage; the first one that is set is used"""
 _ON = ("true", "1", "yes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp:
-    """What FSDP does with a model."""
+    """The settings of FSDP."""
 
     zero_stage: int
+    """0, 2 or 3"""
     recomputes: bool
     """whether every layer is recomputed"""
     weights_on_host: str
@@ -46,16 +47,16 @@ class Fsdp:
 
 
 def stage_of(value: Any) -> int | None:
-    """The ZeRO stage of a sharding strategy (a name in any case, also with the name of its class,
-    Accelerate's number or a member of an enum) or of `reshard_after_forward` (a bool or its text).
-    None if it is neither."""
+    """Return the ZeRO stage of a sharding strategy (its name in any case, with or without its
+    class, Accelerate's number, or an enum member) or of `reshard_after_forward` (a bool or its
+    text); None if the value is neither."""
     name = str(value.name if isinstance(value, Enum) else value).rpartition(".")[2]
     return _STAGES.get(name.lower().lstrip("_"))
 
 
 def fsdp_of(fsdp: Any, fsdp_config: Any) -> Fsdp | None:
-    """What transformers' two settings do. None if `fsdp` is off. `fsdp`: a bool, words in a text or
-    a sequence; `fsdp_config`: its mapping, anything else is ignored."""
+    """Return the FSDP settings in `TrainingArguments`; None if `fsdp` is off. `fsdp`: a bool, words
+    in a text, or a sequence of words. `fsdp_config`: a mapping; other values are ignored."""
     words = _words(fsdp)
     if not words or words == ["false"]:
         return None
@@ -74,11 +75,12 @@ def fsdp_of(fsdp: Any, fsdp_config: Any) -> Fsdp | None:
 
 
 def _words(fsdp: Any) -> list[str]:
-    """The words of `fsdp` in lower case; empty if it is unset."""
+    """Return the words of `fsdp` in lower case; empty if it is unset."""
     if isinstance(fsdp, str) or not isinstance(fsdp, Iterable):
         return str(fsdp).replace(",", " ").lower().split() if fsdp else []
     return [str(word.value if isinstance(word, Enum) else word).lower() for word in fsdp]
 
 
 def _is_on(value: Any) -> bool:
+    """Return whether a setting is true."""
     return str(value).lower() in _ON

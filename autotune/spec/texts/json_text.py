@@ -8,22 +8,23 @@ from typing import Any
 
 
 class RepeatedKeyError(json.JSONDecodeError):
-    """An object has a key twice."""
+    """A JSON object has a key twice."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key[:80]!r} is given twice", "", 0)
 
     def __str__(self) -> str:
-        return self.msg  # where the object is, Python does not say
+        return self.msg  # without a position, because Python's hook does not get one
 
 
 def read_json(text: str | bytes, **options: Any) -> Any:
-    """The value of a JSON text. `options`: options of `json.loads`. Raises `RepeatedKeyError`, and
-    the errors of `json.loads`."""
+    """Return the value of a JSON text. `options`: options of `json.loads`. Raises
+    `RepeatedKeyError`, and the errors of `json.loads`."""
     return json.loads(text, object_pairs_hook=_once, **options)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict. Raises `RepeatedKeyError`."""
     document: dict[str, Any] = {}
     for key, value in pairs:
         if key in document:

@@ -26,7 +26,7 @@ _PREFIXES = tuple(prefix for prefix in _DECIMAL if prefix)
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?"
 _BITS_OR_BYTES = "may mean bits or bytes"
-_LONGEST = 40
+_MAX_LENGTH = 40
 """maximum number of characters in a quantity"""
 
 
@@ -42,41 +42,42 @@ class Quantity:
     """size of each unit in the base unit"""
     example: str
     """an example of the notation"""
-    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """rejected units, each with the reason and with what to write instead, with {number}"""
+    rejected: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """(reason, replacement) by rejected unit; both may contain {number}"""
     any_case: bool = False
     """whether case is ignored"""
     compound: bool = False
     """whether several numbers with units may be joined, as in 1h30m"""
 
     def parse(self, text: str) -> float:
-        """The plain number in the base unit. Raises `SpecError`, without a field."""
+        """Return the plain number in the base unit. Raises `SpecError`, without a field."""
         total = Decimal(0)
         parts = self._parts(text)
         for number, unit in parts:
             if not unit and len(parts) > 1:
-                raise self._wrong(text)
-            if unit in self.refused:
-                why, instead = self.refused[unit]
+                raise self._error(text)
+            if unit in self.rejected:
+                why, instead = self.rejected[unit]
                 raise SpecError(
                     f"must be {self.noun}, but {text!r} {why.format(number=number)}",
                     remedy=f"write {instead.format(number=number)}",
                 )
             if (size := self._size(unit)) is None:
-                raise self._wrong(text)
+                raise self._error(text)
             total += Decimal(number) * size
         return float(total)
 
     def _parts(self, text: str) -> list[tuple[str, str]]:
-        """The numbers with their units."""
+        """Return the numbers with their units."""
         one = rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*(?: tokens?)?)\s*"
-        if len(text) > _LONGEST or not re.fullmatch(
+        if len(text) > _MAX_LENGTH or not re.fullmatch(
             f"(?:{one}){{1,{4 if self.compound else 1}}}", text
         ):
-            raise self._wrong(text)
+            raise self._error(text)
         return [(found[1], found[2].replace(" ", "")) for found in re.finditer(one, text)]
 
     def _size(self, unit: str) -> Decimal | None:
+        """Return the unit's size in the base unit; None if it is unknown."""
         if not unit:
             return Decimal(1)
         if not self.any_case:
@@ -85,7 +86,8 @@ class Quantity:
             (size for name, size in self.units.items() if name.lower() == unit.lower()), None
         )
 
-    def _wrong(self, text: str) -> SpecError:
+    def _error(self, text: str) -> SpecError:
+        """Return the error for text that is not a number with a known unit."""
         return SpecError(
             f"must be {self.noun}, in {self.base} or with a unit, but is {text[:80]!r}",
             remedy=f"write e.g. {self.example}",
@@ -95,6 +97,8 @@ class Quantity:
 def _scaled(
     unit: str, powers: Mapping[str, int], *, of: int = 10, times: Decimal = Decimal(1)
 ) -> dict[str, Decimal]:
+    """Return the sizes of a unit with each prefix: `of` to the power of the prefix, `times` a
+    factor."""
     return {f"{prefix}{unit}": Decimal(of) ** power * times for prefix, power in powers.items()}
 
 
@@ -113,7 +117,7 @@ TIME = Quantity(
         **dict.fromkeys(("w", "week", "weeks"), 7 * _DAY),
     },
     example="90s, 15min, 1h30m or 2d",
-    refused={"M": ("has a unit that can mean millions or months", "{number}min for minutes")},
+    rejected={"M": ("has a unit that can mean millions or months", "{number}min for minutes")},
     compound=True,
 )
 _COUNTS = {"k": 3, "M": 6, "B": 9, "T": 12}
@@ -123,7 +127,7 @@ TOKENS = Quantity(
     base="tokens",
     units={**_TOKEN, **_scaled("", _COUNTS), **_scaled("tokens", _COUNTS)},
     example="300B (300 x 10^9) or 15T (15 x 10^12)",
-    refused=dict.fromkeys(
+    rejected=dict.fromkeys(
         ("G", "g"), ("has a unit of bytes", "{number}B for {number} x 10^9 tokens")
     ),
     any_case=True,
@@ -133,7 +137,7 @@ SEQUENCE = Quantity(
     base="tokens",
     units={**_TOKEN, "Ki": Decimal(1024), "Mi": Decimal(1024**2)},
     example="8Ki (8 x 1024) or 8192",
-    refused={
+    rejected={
         **dict.fromkeys(("k", "K"), ("may mean {number} x 1000 or {number} x 1024", "{number}Ki for {number} x 1024, or the whole number")),
         **dict.fromkeys(("m", "M"), ("may mean a million or 1024 x 1024", "{number}Mi for {number} x 1024 x 1024, or the whole number")),
     },
@@ -147,7 +151,7 @@ BYTES = Quantity(
         **_scaled("B", _BINARY, of=2),
     },
     example="80GiB (80 x 2^30) or 80GB (80 x 10^9)",
-    refused={
+    rejected={
         **{
             p: ("can mean powers of 1000 or of 1024", f"{{number}}{p}B or {{number}}{p.upper()}iB")
             for p in _DECIMAL
@@ -166,7 +170,7 @@ BYTES_PER_S = Quantity(
         **_scaled("bps", _DECIMAL, times=Decimal("0.125")),
     },
     example="3.35TB/s (bytes) or 400Gbit/s (bits)",
-    refused={
+    rejected={
         **{
             f"{p}{b}": (_BITS_OR_BYTES, f"{{number}}{p}B/s or {{number}}{p}bit/s")
             for p in _PREFIXES

@@ -17,23 +17,23 @@ MASK = "***"
 FROM_ENVIRONMENT = "from-environment"
 """value in `env` for a variable that is taken from the environment of the process that runs the
 trial and is not stored"""
-SHORTEST_FOUND = 6
+MIN_LENGTH = 6
 """minimum length of a secret that is searched for in other texts, such as a log: shorter secrets
 could be ordinary words or numbers"""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey", "jwt", "pword"})  # fmt: skip
 _AT_THE_END = frozenset({"auth", "bearer", "cookie", "cookies", "pgpass", "userpass", "dbpass"})
 """words that mark a secret at the end of a name"""
-_NO_PASSES = frozenset(
+_PASS_OVER_DATA = frozenset(
     {"forward", "backward", "fwd", "bwd", "single", "multi", "one", "two", "first", "second", "last", "num", "per", "max", "min", "extra", "by", "training", "data"}
 )  # fmt: skip
 """words before `pass` that make it a pass over data"""
-_NO_KEYS = frozenset(
+_KEY_OF_DATA = frozenset(
     {"text", "sort", "group", "label", "labels", "image", "data", "dataset", "column", "json", "input", "output", "target", "prompt", "response",
      "primary", "cache", "metric", "monitor", "num", "query", "batch", "public"}
 )  # fmt: skip
 """words before `key` that make it the name of a column or a position"""
-_NO_TOKENS = frozenset(
+_TEXT_TOKEN = frozenset(
     {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "audio", "video", "special", "stop", "start", "end", "max", "min", "num", "per", "new",
      "train", "total", "begin", "begins", "target", "warmup", "added", "prompt", "decoder"}
 )  # fmt: skip
@@ -42,14 +42,14 @@ _VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)"""
 _NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w.-]*)(?P<sign>['\"]?\s?[=:]\s?){_VALUE}")
 _HEADER = re.compile(r"\b(?:Bearer|Basic)\s+([A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE)
 _USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^\s/@:'\"]*:)?([^\s/@'\"]+)@")
-_NO_SECRET = re.compile(
+_NOT_A_SECRET = re.compile(
     r"\{[^{}]*\}|\$\{?\w+\}?|\*+|true|false|null|none|yes|no|" + FROM_ENVIRONMENT, re.IGNORECASE
 )
 """placeholders, shell variables, flags, and values that are already masked"""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value with this name is a secret, judged by the words in its name."""
+    """Return whether a value with this name is a secret, by the words in the name."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return False
@@ -57,36 +57,36 @@ def is_secret_name(name: str) -> bool:
         return True
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if last in ("key", "keys"):
-        return before not in _NO_KEYS
+        return before not in _KEY_OF_DATA
     if last in ("token", "tokens"):
-        return before not in _NO_TOKENS and not (last == "tokens" and not before)
+        return before not in _TEXT_TOKEN and not (last == "tokens" and not before)
     if last in ("pass", "pat"):
-        return bool(before) and before not in _NO_PASSES
+        return bool(before) and before not in _PASS_OVER_DATA
     return last in _AT_THE_END or (before, last) in (("connection", "string"), ("sas", "signature"))
 
 
 def masked(value: Any) -> Any:
-    """The plain value with `***` in place of each secret."""
+    """Return the plain value with `***` in place of each secret."""
     return _Mask().of(value)
 
 
 def secrets_of(*values: Any) -> frozenset[str]:
-    """The secrets in plain values that are long enough to be searched for in other text."""
+    """Return the secrets in plain values that have at least `MIN_LENGTH` characters."""
     mask = _Mask()
     for value in values:
         mask.of(value)
-    return frozenset(found for found in mask.found if len(found) >= SHORTEST_FOUND)
+    return frozenset(secret for secret in mask.secrets if len(secret) >= MIN_LENGTH)
 
 
 def secret_places(value: Any) -> tuple[str, ...]:
-    """The names of values that are secrets, in order."""
+    """Return the names of values that are secrets, in order."""
     mask = _Mask()
     mask.of(value)
     return tuple(dict.fromkeys(mask.names))
 
 
 def without(secrets: Iterable[str], value: Any) -> Any:
-    """The plain value with `***` in place of each of these texts."""
+    """Return the plain value with `***` in place of each of these texts."""
     if not secrets:
         return value
     pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
@@ -104,13 +104,16 @@ def without(secrets: Iterable[str], value: Any) -> Any:
 
 
 class _Mask:
-    """Walks values once and records the masked values."""
+    """Masks secrets in values, and records them."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.secrets: list[str] = []
+        """the masked values"""
         self.names: list[str] = []
+        """the names of the masked values"""
 
     def of(self, value: Any) -> Any:
+        """Return the value with its secrets masked."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, Mapping):
@@ -120,7 +123,7 @@ class _Mask:
         return value
 
     def _arguments(self, values: Iterable[Any]) -> Iterable[Any]:
-        """A list; the value after an option with a secret's name is a secret."""
+        """Yield the items of a list. The item after an option with a secret's name is masked."""
         option = ""
         for value in values:
             is_option = isinstance(value, str) and value.startswith("-")
@@ -132,6 +135,7 @@ class _Mask:
             )
 
     def _named(self, name: str, value: Any) -> Any:
+        """Return the value of a name, which is masked if the name is a secret's."""
         if not is_secret_name(name):
             return self.of(value)
         if isinstance(value, Mapping):
@@ -139,43 +143,45 @@ class _Mask:
         if isinstance(value, list | tuple):
             return type(value)(self._named(name, item) for item in value)
         return (
-            self._hidden(name, value)
+            self._masked(name, value)
             if isinstance(value, str | int | float) and not isinstance(value, bool)
             else value
         )
 
-    def _hidden(self, name: str, value: Any) -> Any:
+    def _masked(self, name: str, value: Any) -> Any:
+        """Return the mask, and record the value; placeholders and numbers of tokens are
+        unchanged."""
         text = str(value)
         is_count = text.replace(".", "", 1).isdigit() and _WORDS.findall(name)[-1:] == ["tokens"]
-        if not text or is_count or _NO_SECRET.fullmatch(text):
+        if not text or is_count or _NOT_A_SECRET.fullmatch(text):
             return value
-        self.found.append(text)
+        self.secrets.append(text)
         self.names.append(name)
         return MASK
 
     def _text(self, text: str) -> str:
-        text = _USER.sub(lambda found: self._in(found, 1, "the user of a URL"), text)
-        text = _HEADER.sub(lambda found: self._in(found, 1, "a header"), text)
-        return _NAMED.sub(self._of_pair, text)
+        """Return the text with masked users in URLs, headers, and values of NAME=VALUE."""
+        text = _USER.sub(lambda match: self._group(match, 1, "the user of a URL"), text)
+        text = _HEADER.sub(lambda match: self._group(match, 1, "a header"), text)
+        return _NAMED.sub(self._pair, text)
 
-    def _of_pair(self, found: re.Match[str]) -> str:
-        name = found["name"]
+    def _pair(self, match: re.Match[str]) -> str:
+        """Return a match of `_NAMED` with its value masked. A value may be a pair itself, such as
+        the first parameter of a URL."""
+        name = match["name"]
         return (
-            self._in(found, 3, name)
+            self._group(match, 3, name)
             if is_secret_name(name)
-            else found[0][: found.start(3) - found.start()] + self._inner(found[3])
+            else match[0][: match.start(3) - match.start()] + _NAMED.sub(self._pair, match[3])
         )
 
-    def _inner(self, text: str) -> str:
-        """A value that is itself a pair, such as a URL's first parameter."""
-        return _NAMED.sub(self._of_pair, text)
-
-    def _in(self, found: re.Match[str], group: int, name: str) -> str:
-        start, end = found.start(group) - found.start(), found.end(group) - found.start()
-        inner = found[group].strip("\"'")
-        hidden = self._hidden(name, inner)
+    def _group(self, match: re.Match[str], group: int, name: str) -> str:
+        """Return the match with this group masked."""
+        start, end = match.start(group) - match.start(), match.end(group) - match.start()
+        value = match[group].strip("\"'")
+        masked = self._masked(name, value)
         return (
-            found[0][:start] + found[group].replace(inner, str(hidden), 1) + found[0][end:]
-            if inner
-            else found[0]
+            match[0][:start] + match[group].replace(value, str(masked), 1) + match[0][end:]
+            if value
+            else match[0]
         )

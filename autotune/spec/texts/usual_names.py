@@ -66,7 +66,7 @@ Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18, accelerate 1.15, L
 torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE,
 nanoGPT, nanochat, verl 0.6, OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory
 0.9 and axolotl 0.21"""
-EXPLICIT_MICRO = re.compile(
+MICRO_BATCH_NAMES = re.compile(
     rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device"
 )
 """unambiguous names of a micro-batch. If a program has such an option, a plain `batch_size` or
@@ -74,10 +74,10 @@ EXPLICIT_MICRO = re.compile(
 IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
 """names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens",
 olmo_core/train/train_module)"""
-MAYBE_TOKENS = "max_tokens"
+FAIRSEQ_TOKENS = "max_tokens"
 """fairseq's name for a rank's batch in tokens; in other programs it is the number of tokens in a
 whole training run (litgpt), or in an answer"""
-BESIDE_IT = frozenset({"update_freq", "max_sentences"})
+FAIRSEQ_OPTIONS = frozenset({"update_freq", "max_sentences"})
 """options by which a program is recognized as fairseq"""
 OTHER_PARTS = re.compile(
     r"(^|[._])(eval(uation)?|val(id|idation)?|test(ing)?|sampl(e|er|ing)|generat(e|ion)|infer(ence)?|rollout|ref(erence)?|critic|reward|actor|"
@@ -167,7 +167,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """how scripts write the values of a knob, the most common first"""
-OF_A_RUN: Mapping[str, str] = {
+DISABLED_OPTIONS: Mapping[str, str] = {
     "report_to": "none",
     "save_strategy": "no",
     "eval_strategy": "no",
@@ -210,47 +210,47 @@ _CARD = re.compile(r"(?:rtx|rx)?_?([a]?[0-9]{4})_?(ti|xtx)?_?(super)?_?(ada)?(?:
 _VENDOR = re.compile(r"^((nvidia|amd|geforce|instinct|radeon|tesla|quadro)_)+")
 
 
-def target_of(name: str) -> str | None:
-    """The knob or size that an option of this name sets; None if it is unknown."""
-    return next((target for target, pattern in NAMES.items() if re.fullmatch(pattern, name)), None)
+def setting_of(name: str) -> str | None:
+    """Return the knob or size that an option with this name sets; None if it is unknown."""
+    return next((key for key, pattern in NAMES.items() if re.fullmatch(pattern, name)), None)
 
 
 def optimizer_named(word: str) -> str | None:
-    """The optimizer with this usual name; None if the name is empty or the optimizer's memory is
-    unknown."""
+    """Return the optimizer with this usual name; None if the name is empty or the optimizer's
+    memory is unknown."""
     return next(
         (name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None
     )
 
 
 @cache
-def meant_by(word: str) -> frozenset[str]:
-    """Possible meanings of a word used as a key or a value: knobs, sizes, and values of knobs."""
+def meanings_of(word: str) -> frozenset[str]:
+    """Return the possible meanings of a key or value: knobs, sizes, values of knobs, and GPUs."""
     name = re.sub("[- ]", "_", word.rpartition(".")[2].lower().strip("- "))
-    found = {target_of(name)}
-    found |= {"precision" for pattern in PRECISION_FLAGS.values() if re.fullmatch(pattern, name)}
+    meanings = {setting_of(name)}
+    meanings |= {"precision" for pattern in PRECISION_FLAGS.values() if re.fullmatch(pattern, name)}
     for values in WORDS.values():
-        found |= {
+        meanings |= {
             value
             for value, spellings in values.items()
             if word.lower() in map(str.lower, spellings)
         }
-    found |= {alike for alike, usual in _SPEC_KEYS.items() if usual in found}
+    meanings |= {key for key, option in _SPEC_KEYS.items() if option in meanings}
     if re.fullmatch("adapters?|q?lora|peft_config", name):
-        found.add("peft")
-    return frozenset(target for target in found if target) | _gpus(name)
+        meanings.add("peft")
+    return frozenset(filter(None, meanings)) | _gpus(name)
 
 
 def _gpus(name: str) -> frozenset[str]:
-    """Catalog names that a GPU's name may mean."""
+    """Return the catalog names that a GPU's name may mean."""
     bare = _VENDOR.sub("", name)
-    found = {gpu for gpu, pattern in GPUS.items() if re.fullmatch(pattern, bare)}
+    gpus = {gpu for gpu, pattern in GPUS.items() if re.fullmatch(pattern, bare)}
     if card := _CARD.fullmatch(bare):
         number = "-".join(part for part in card.groups() if part)
-        found |= {f"rtx-{number}", f"rx-{number}"}
+        gpus |= {f"rtx-{number}", f"rx-{number}"}
     elif bare != name or "_" in bare:
-        found |= {bare.replace("_", "-")}
-    return frozenset(found)
+        gpus |= {bare.replace("_", "-")}
+    return frozenset(gpus)
 
 
 _SPEC_KEYS = {

@@ -1,5 +1,4 @@
-"""The rule that a value violates, in this program's words, instead of those of pydantic or the
-command line's parser."""
+"""Messages about invalid values, instead of those of pydantic or the command line's parser."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-_OF_KIND = {
+_MESSAGES = {
     "missing": "is required, but is missing",
     **dict.fromkeys(
         ("dict_type", "model_type", "model_attributes_type"), "must be a mapping of keys to values"
@@ -16,7 +15,8 @@ _OF_KIND = {
     "too_short": "must have {min_length} or more entries",
     "too_long": "must have at most {max_length} entries",
 }
-_WORDS = (
+"""messages by pydantic's type of error"""
+_REPLACEMENTS = (
     (r"\b(Input|String) should\b", "must"),
     (r"^Value error, ", ""),
     (r"\ba valid integer(, (unable|got) [a-z ]+)?", "a whole number"),
@@ -26,17 +26,18 @@ _WORDS = (
     (r"\ba valid string, unable [a-z ]+", "Unicode text"),
     (r"\ba valid (list|string)\b", r"a \1"),
 )  # fmt: skip
+"""patterns in pydantic's messages, and their replacements"""
 
 
-def broken_rule(
-    problem: Mapping[str, Any], of_kind: Mapping[str, str] = MappingProxyType({})
+def violated_rule(
+    problem: Mapping[str, Any], messages: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The rule in words. `problem`: {type, msg, ctx} of pydantic; only `msg` is required.
-    `of_kind`: the caller's own words for some error types."""
-    words = {**_OF_KIND, **of_kind}.get(problem.get("type", ""), "")
-    if words:
-        return words.format(**problem.get("ctx", {}))
-    told = str(problem["msg"])
-    for pattern, plain in _WORDS:
-        told = re.sub(pattern, plain, told)
-    return told
+    """Return the rule that a value violates. `problem`: {type, msg, ctx} of pydantic; only `msg` is
+    required. `messages`: the caller's messages by type of error."""
+    message = {**_MESSAGES, **messages}.get(problem.get("type", ""), "")
+    if message:
+        return message.format(**problem.get("ctx", {}))
+    message = str(problem["msg"])
+    for pattern, replacement in _REPLACEMENTS:
+        message = re.sub(pattern, replacement, message)
+    return message

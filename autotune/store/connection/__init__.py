@@ -1,1 +1,1 @@
-"""The way to a database: its address, transactions, and the meaning of drivers' errors."""
+"""Database addresses, connections and transactions, and the errors of drivers."""

@@ -1,4 +1,5 @@
-"""Connections and transactions, with the same interface for reads and writes on SQLite and PostgreSQL.
+"""Connections and transactions, with the same interface for reads and writes on SQLite and
+PostgreSQL.
 
 SQLite
     Readers      never wait, because the database is in WAL mode.
@@ -40,34 +41,36 @@ from autotune.store.connection.diagnosis import diagnosed
 from autotune.store.connection.location import StoreLocation
 
 BUSY_TIMEOUT_S = 30.0
-"""maximum time that a writer waits for transactions of other processes, s; each takes milliseconds"""
+"""maximum time that a writer waits for transactions of other processes, s; each takes
+milliseconds"""
 CHECKPOINT_S = 1.0
 """minimum interval between copies of the WAL into the main file, s"""
 CONNECT_TIMEOUT_S = 5
 """maximum time for a connection to a PostgreSQL server, s"""
-SILENT_SERVER = {
+TCP_SETTINGS = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
-"""connection settings that close a connection without a response for 20 s (the last value is in ms);
-otherwise an interrupted network blocks a write for 15 minutes"""
+"""connection settings that close a connection without a response for 20 s (the last value is in
+ms); otherwise an interrupted network blocks a write for 15 minutes"""
 
 
 def now_us() -> int:
-    """The current time in microseconds since 1970 UTC."""
+    """Return the current time in microseconds since 1970 UTC."""
     return to_us(datetime.now(UTC))
 
 
 def to_us(at: datetime) -> int:
-    """A time in microseconds since 1970 UTC, without rounding; a time without a zone counts as UTC."""
+    """Return a time in microseconds since 1970 UTC, without rounding; a time without a zone counts
+    as UTC."""
     delta = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
 def from_us(at_us: int) -> datetime:
-    """The inverse of `to_us`."""
+    """Return the inverse of `to_us`."""
     return _EPOCH + timedelta(microseconds=at_us)
 
 
@@ -87,12 +90,14 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 
 
 class Database:
-    """An engine with read and write transactions. Threads may share it; forked processes may not."""
+    """An engine with read and write transactions. Threads may share it; forked processes may
+    not."""
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
         self._write_lock = threading.RLock() if location.is_sqlite else None
-        self._is_memory = location.is_sqlite and location.path is None
+        self.is_memory = location.is_sqlite and location.path is None
+        """whether the database exists only in the memory of this process"""
         self.is_read_only = location.path is not None and _is_read_only(location.path)
         self._opened: os.stat_result | None = None
         self._version = ""
@@ -110,13 +115,8 @@ class Database:
         """Whether the database is SQLite."""
         return self.location.is_sqlite
 
-    @property
-    def is_memory(self) -> bool:
-        """Whether the database exists only in the memory of this process."""
-        return self._is_memory
-
-    def is_prepared(self, version: str) -> None:
-        """Note the version of the prepared schema and the identity of the file; later transactions
+    def set_prepared(self, version: str) -> None:
+        """Store the version of the prepared schema and the identity of the file; later transactions
         check both."""
         self._version = version
         if self.location.path is not None:
@@ -124,17 +124,17 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent snapshot: all reads in the block see the same state. Raises errors of the
-        store instead of the driver's."""
-        with diagnosed(self.location), self._exclusive(self._is_memory):
+        """Open a read transaction: all reads in the block see the same snapshot. Raises errors of
+        the store instead of the driver's."""
+        with diagnosed(self.location), self._exclusive(self.is_memory):
             self._check_file()
             with self._snapshots.connect() as connection:
                 yield connection
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
-        """A transaction that is committed at the end of the block, or rolled back if the block raises.
-        Raises errors of the store instead of the driver's.
+        """Open a write transaction, which is committed at the end of the block, or rolled back if
+        the block raises. Raises errors of the store instead of the driver's.
 
         After `StoreUnavailableError` it is unknown whether the transaction was committed. Repeating
         it is safe, see `autotune.store.writes.trials`.
@@ -151,7 +151,7 @@ class Database:
                     autotune_write="FULL" if durable else "NORMAL"
                 )
                 with connection.begin():
-                    self._refuse_outdated(connection)
+                    self._check_version(connection)
                     yield connection
                 if durable and self.location.path is not None:
                     self._checkpoint(connection)
@@ -163,19 +163,19 @@ class Database:
             return
         current = _stat(path)
         if current is None:
-            what = "deleted"
+            change = "deleted"
         elif not os.path.samestat(current, self._opened):
-            what = "replaced"
+            change = "replaced"
         elif not current.st_size:
-            what = "emptied"
+            change = "emptied"
         else:
             return
         raise StoreUnavailableError(
-            f"the store file {path} was {what} while it was open",
+            f"the store file {path} was {change} while it was open",
             remedy="move the file back, or restore a backup with `autotune store restore FILE`; then start again",
         )
 
-    def _refuse_outdated(self, connection: Connection) -> None:
+    def _check_version(self, connection: Connection) -> None:
         """Raise `StoreVersionError` if a newer release has upgraded the database since this process
         opened it, because the newer release could not read what this process writes."""
         if self._version and (version := connection.scalar(_VERSION)) != self._version:
@@ -195,8 +195,8 @@ class Database:
 
     @contextmanager
     def _exclusive(self, needed: bool) -> Iterator[None]:
-        """Hold the lock between threads on SQLite, if it is `needed`. Raises `StoreUnavailableError`
-        if it is not acquired in time."""
+        """Hold the lock between threads on SQLite, if it is `needed`. Raises
+        `StoreUnavailableError` if it is not acquired in time."""
         if self._write_lock is None or not needed:
             yield
             return
@@ -211,8 +211,8 @@ class Database:
             self._write_lock.release()
 
     def server_now_us(self, connection: Connection) -> int:
-        """The time for leases, in microseconds since 1970 UTC: by the server's clock on PostgreSQL,
-        which is shared by machines, or this machine's clock on SQLite."""
+        """Return the time for leases, in microseconds since 1970 UTC: by the server's clock on
+        PostgreSQL, which is shared by machines, or this machine's clock on SQLite."""
         if self.is_sqlite:
             return now_us()
         return int(
@@ -227,12 +227,12 @@ class Database:
 
 
 def _is_read_only(path: Path) -> bool:
-    """Whether this user may not write the file, or not create a WAL next to it."""
+    """Return whether this user may not write the file, or not create a WAL next to it."""
     return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Device, inode and size of the file; None if it does not exist."""
+    """Return device, inode and size of the file; None if it does not exist."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -253,6 +253,7 @@ def _connect(path: Path, database: Database) -> sqlite3.Connection:
 
 
 def _make_engine(location: StoreLocation, database: Database) -> Engine:
+    """Return the engine with its settings for SQLite or PostgreSQL."""
     if not location.is_sqlite:
         require_extra("postgresql", "a PostgreSQL store")
         engine = create_engine(
@@ -264,7 +265,7 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
             connect_args={
                 "connect_timeout": CONNECT_TIMEOUT_S,
                 "application_name": "autotune",
-                **SILENT_SERVER,
+                **TCP_SETTINGS,
             },
             hide_parameters=True,
         )
@@ -293,7 +294,7 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
             cursor.execute(
                 "PRAGMA page_size=8192"
             )  # for a new file, so that a page fits several trials
-            if _is_ours(cursor):
+            if _is_store(cursor):
                 _use_wal(cursor)
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.execute("PRAGMA cache_size=-16384")
@@ -311,9 +312,9 @@ def _make_engine(location: StoreLocation, database: Database) -> Engine:
     return engine
 
 
-def _is_ours(cursor: Any) -> bool:
-    """Whether the database is new or a store. One of another program must not be changed; it is
-    rejected later."""
+def _is_store(cursor: Any) -> bool:
+    """Return whether the database is empty or a store. A database of another program must not be
+    changed; it is rejected later."""
     tables = cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return not tables or ("autotune_version",) in tables
 

@@ -1,7 +1,6 @@
-"""Errors of database drivers as errors of the store: unavailable, damaged or refused, each with a
-remedy.
+"""Conversion of database drivers' errors to errors of the store, with a remedy for each.
 
-Drivers' messages name hosts and files but no passwords. Only their first line is passed on.
+Drivers' messages contain hosts and files but no passwords. Only their first line is used.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _SQLITE_REMEDIES = {
     ),
 }
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""classes of SQLite's errors that mean a damaged file"""
+"""SQLite's primary error codes for a damaged file"""
 _DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or use another file"
 
 
@@ -59,11 +58,12 @@ _NO_CONNECTION_LEFT = (
     "remaining connection slots are reserved",
     "too many connections for",
 )
-"""words of a PostgreSQL server that refuses a connection, for which the driver knows no state"""
+"""messages of a PostgreSQL server without free connections; the driver reports no SQLSTATE for
+them"""
 
 
 def diagnose(error: Exception, location: StoreLocation) -> StoreError:
-    """The store's error for what the driver raised."""
+    """Return the store's error for an error of the driver."""
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
         return _diagnose_sqlite(cause, location)
@@ -111,7 +111,8 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
 
 
 def _diagnose_sqlite(cause: sqlite3.Error, location: StoreLocation) -> StoreError:
-    # the low byte is the class, the rest says more
+    """Return the store's error for an error of SQLite."""
+    # the low byte of an extended error code is the primary code
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     if code in DAMAGED:
         return StoreCorruptError(
@@ -129,7 +130,7 @@ def _diagnose_sqlite(cause: sqlite3.Error, location: StoreLocation) -> StoreErro
 
 @contextmanager
 def diagnosed(location: StoreLocation) -> Iterator[None]:
-    """Turns errors of the driver into errors of the store; the driver's error stays as the
+    """Convert errors of the driver in the block to errors of the store, with the driver's as
     cause."""
     try:
         yield
@@ -143,9 +144,9 @@ def diagnosed(location: StoreLocation) -> Iterator[None]:
 
 
 @contextmanager
-def writing(target: Path, field: str) -> Iterator[None]:
-    """Turns what the system says of a file or folder beside the store, which the parameter `field`
-    names, into an error of that parameter, or of the disk."""
+def file_errors(target: Path, field: str) -> Iterator[None]:
+    """Convert `OSError` in the block to `StoreUnavailableError` if the disk fails or is full, else
+    to `SpecError` of the parameter `field`, which is the path `target`."""
     try:
         yield
     except OSError as error:
@@ -162,5 +163,6 @@ def writing(target: Path, field: str) -> Iterator[None]:
 
 
 def _line(cause: object) -> str:
+    """Return the first line of the driver's message, at most 200 characters."""
     text = str(cause).strip()
     return text.splitlines()[0][:200] if text else type(cause).__name__

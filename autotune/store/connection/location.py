@@ -1,8 +1,8 @@
-"""The location of a store: a file for SQLite, a server for PostgreSQL.
+"""The address of a store: a file for SQLite, a server for PostgreSQL.
 
 Accepted are a path, `sqlite:///relative.db`, `sqlite:////absolute.db`, and
 `postgresql://user:password@host/database` (also `postgres://` and `postgresql+psycopg://`). This
-module reads only the user's settings and connects to nothing. The password appears only in `url`.
+module opens no connections. The password appears only in `url`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class StoreLocation:
         return self.url.get_backend_name() == "sqlite"
 
     def __str__(self) -> str:
-        """The address without the password, for messages."""
+        """Return the address without the password, for messages."""
         if self.is_sqlite and self.path is None:
             return "in memory"
         return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
 
 
 def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLocation:
-    """The location of that URL or path; None means the user's own store. Raises `SpecError` for an
-    invalid address."""
+    """Return the location of this URL or path; None means `AUTOTUNE_STORE` or the user's default
+    store. Raises `SpecError` for an invalid address."""
     from sqlalchemy import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -97,7 +97,7 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
 
 
 def check_place(path: Path) -> None:
-    """Raises `SpecError` or `StoreUnavailableError` if this path cannot be an SQLite file."""
+    """Raise `SpecError` or `StoreUnavailableError` if this path cannot be an SQLite file."""
     if path.is_dir():
         raise SpecError(
             f"a store must be a file, but {path} is a folder",
@@ -119,8 +119,8 @@ def check_place(path: Path) -> None:
 
 
 def check_exists(location: StoreLocation) -> None:
-    """Raises `NotFoundError` for a file that does not exist, or what `check_place` raises if the
-    file could not be created."""
+    """Raise `NotFoundError` if the file does not exist, or what `check_place` raises if it could
+    not be created."""
     if location.path is None or location.path.exists():
         return
     check_place(location.path)
@@ -132,7 +132,7 @@ def check_exists(location: StoreLocation) -> None:
 
 
 def memory_location() -> StoreLocation:
-    """SQLite in this process's memory."""
+    """Return the location of an SQLite database in memory."""
     from sqlalchemy import URL
 
     return StoreLocation(url=URL.create("sqlite+pysqlite", database=":memory:"))

@@ -1,2 +1,2 @@
-"""Migrations of the database, one module per version; `autotune.store.schema` applies those that
-are missing."""
+"""Migrations of the database, one module for each version; `autotune.store.schema` runs the missing
+ones."""

@@ -1,5 +1,5 @@
-"""What Alembic runs: the missing steps, on the connection and in the transaction that
-`autotune.store.schema` hands over."""
+"""The script that Alembic runs: missing migrations, in the transaction of
+`autotune.store.schema`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Upkeep of a store: laws of every history, check, backup, restore, tables and folders of files."""
+"""Check, backup, restore and export of a store, and study folders."""

@@ -1,11 +1,10 @@
-"""The checksum of an event, a trial or an attempt: written with the row in one transaction, so that
-a byte that changes later on the disk is found.
+"""Checksums of events, trials and attempts, to find bytes that change on the disk later.
 
-    checksum   8 bytes of blake2b over all columns but the database's own `key`, as text (RFC 7693)
+    checksum   8 bytes of blake2b (RFC 7693) over the text of all columns except `key` and `checksum`
 
-SQLite has no checksums of its own. They find damage and careless changes, and are no signatures:
-whoever rewrites a row can compute them. Releases before this form wrote 17 bytes, or none: what
-they wrote is read, and not checked.
+SQLite has no checksums. These find damage and accidental changes; they are not signatures, because
+anyone who changes a row can compute them. Earlier releases wrote 17 bytes or none; rows with these
+are not verified.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from sqlalchemy import Column, Float, LargeBinary, Table
 
 from autotune.store.tables import attempts, events, trials
 
-SEALED: tuple[Table, ...] = (events, trials, attempts)
-"""The tables whose rows have a checksum."""
+CHECKSUMMED: tuple[Table, ...] = (events, trials, attempts)
+"""tables whose rows have a checksum"""
 BYTES = 8
+"""length of a checksum"""
 
 Columns = Mapping[Any, Any]
-"""values by name of column"""
+"""values by column name"""
 
 
-def seal(table: Table, row: Columns) -> bytes:
-    """The checksum of a row; columns that it does not name are null."""
+def checksum(table: Table, row: Columns) -> bytes:
+    """Return the checksum of a row; missing columns are null."""
     values = [
         _plain(column, row.get(column.name))
         for column in table.c
@@ -36,32 +36,32 @@ def seal(table: Table, row: Columns) -> bytes:
     return hashlib.blake2b(repr(values).encode(), digest_size=BYTES).digest()
 
 
-def sealed(table: Table, row: Columns) -> dict[str, Any]:
-    """The row with its checksum."""
-    return {**row, "checksum": seal(table, row)}
+def with_checksum(table: Table, row: Columns) -> dict[str, Any]:
+    """Return the row with its checksum."""
+    return {**row, "checksum": checksum(table, row)}
 
 
-def resealed(table: Table, row: Columns, changes: Columns) -> dict[str, Any]:
-    """What changes of a row that is kept, with the checksum that it has then."""
-    return {**changes, "checksum": seal(table, {**row, **changes})}
+def changes_with_checksum(table: Table, row: Columns, changes: Columns) -> dict[str, Any]:
+    """Return the changes of a stored row, with the new checksum."""
+    return {**changes, "checksum": checksum(table, {**row, **changes})}
 
 
 def is_checked(row: Columns) -> bool:
-    """Whether the row has a checksum of this form."""
+    """Return whether the row has a checksum of this form."""
     return row["checksum"] is not None and len(row["checksum"]) == BYTES
 
 
 def is_changed(table: Table, row: Columns) -> bool:
-    """Whether a row with a checksum was changed after it was written."""
+    """Return whether a row does not match its checksum."""
     try:
-        return seal(table, row) != bytes(row["checksum"])
-    except (ValueError, TypeError):  # damage has changed the type of a value
+        return checksum(table, row) != bytes(row["checksum"])
+    except (ValueError, TypeError):  # damage changed the type of a value
         return True
 
 
 def _plain(column: Column[Any], value: Any) -> Any:
-    """The same before it is written and after it is read, whatever the database makes of its
-    type."""
+    """Return the value in a type that is the same before writing and after reading on all
+    databases."""
     if value is None:
         return None
     if isinstance(column.type, LargeBinary):

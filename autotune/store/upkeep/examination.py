@@ -1,7 +1,5 @@
-"""The examination of a store: the database file, the checksum of every row of each study's history,
-and the laws of that history.
-
-What it finds are sentences, by study. Whether decisions follow from what was known is not checked.
+"""`autotune store check`: the database file, the checksums of rows, and the rules of each study's
+history (`history_rules`). Faults are messages, by study.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from autotune.store import queries
 from autotune.store.rows import read_event, read_trial
 from autotune.store.sql import SqlStore
 from autotune.store.tables import attempts, events, studies, trials
-from autotune.store.upkeep import laws
-from autotune.store.upkeep.checksums import SEALED, is_changed, is_checked
+from autotune.store.upkeep import history_rules
+from autotune.store.upkeep.checksums import CHECKSUMMED, is_changed, is_checked
 from autotune.store.upkeep.table_files import study_keys
 
-MOST_NAMED = 20
-"""rows of a study that are named one by one; of more the number is said"""
+MAX_LISTED = 20
+"""maximum number of changed rows that are listed per study; the others are counted"""
 
 _COUNTERS: Select[Any] = select(studies.c.num_trials, studies.c.num_events).where(
     studies.c.key == bindparam("of_key")
@@ -32,36 +30,36 @@ _COUNTERS: Select[Any] = select(studies.c.num_trials, studies.c.num_events).wher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyExamined:
-    """What was found of one study."""
+class StudyExamination:
+    """The result of the check of one study."""
 
     id: str
-    """of the study"""
+    """id of the study"""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """by table, how many there are"""
+    """number of rows by table"""
     unchecked: int = 0
-    """rows that an earlier release wrote, whose checksums are not read"""
+    """number of rows of earlier releases, whose checksums are not verified"""
     faults: tuple[str, ...] = ()
-    """in sentences"""
+    """messages"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What was found of a store."""
+    """The result of the check of a store."""
 
-    studies: tuple[StudyExamined, ...]
+    studies: tuple[StudyExamination, ...]
     """in order of submission"""
     file_faults: tuple[str, ...]
-    """of the database file"""
+    """messages about the database file"""
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """All of them, in sentences."""
+        """All messages."""
         return (*self.file_faults, *(fault for study in self.studies for fault in study.faults))
 
 
 def examine(store: SqlStore) -> Examination:
-    """Examines all of a store, which may be in use."""
+    """Check a store, which may be in use, and return the result."""
     file_faults = tuple(_integrity(store))
     return Examination(
         studies=tuple(_study(store, key, study_id) for key, study_id in study_keys(store)),
@@ -70,35 +68,37 @@ def examine(store: SqlStore) -> Examination:
 
 
 Rows = Mapping[str, Sequence[Row[Any]]]
-"""of one study, by table, in order"""
+"""the rows of one study with a checksum, by table, in order"""
 
 
 def read_rows(connection: Connection, key: int) -> Rows:
-    """All rows of a study that have a checksum."""
+    """Return the rows of a study with a checksum."""
     with _damaged_text(connection):
         return {
             table.name: connection.execute(
                 select(table).where(table.c.study == key).order_by(*_order(table))
             ).all()
-            for table in SEALED
+            for table in CHECKSUMMED
         }
 
 
-def rows_changed(rows: Rows, study_id: str) -> list[str]:
-    """The rows that are not what was written, in sentences."""
-    sealed = ((table, row) for table in SEALED for row in rows[table.name])
+def changed_rows(rows: Rows, study_id: str) -> list[str]:
+    """Return a message for each row that does not match its checksum."""
+    stored = ((table, row) for table in CHECKSUMMED for row in rows[table.name])
     return [
         f"study {study_id}: {_name(table, row)} was changed after it was written"
-        for table, row in sealed
+        for table, row in stored
         if is_checked(row._mapping) and is_changed(table, row._mapping)
     ]
 
 
 def _order(table: Table) -> list[Any]:
+    """Return the columns to sort the table's rows by."""
     return [table.c[name] for name in ("sequence", "number", "attempt") if name in table.c]
 
 
 def _name(table: Table, row: Row[Any]) -> str:
+    """Return the name of a row in messages."""
     if table is events:
         return f"event {row.sequence}"
     return (
@@ -108,22 +108,24 @@ def _name(table: Table, row: Row[Any]) -> str:
 
 @contextlib.contextmanager
 def _damaged_text(connection: Connection) -> Iterator[None]:
-    """On SQLite text is read that is no longer UTF-8, so that its row can be named."""
+    """Read invalid UTF-8 in SQLite with surrogates in the block, so that damaged rows can be
+    listed."""
     if connection.dialect.name != "sqlite":
         yield
         return
     driver: Any = connection.connection.driver_connection
-    usual, driver.text_factory = (
+    original, driver.text_factory = (
         driver.text_factory,
         lambda raw: raw.decode("utf-8", "surrogateescape"),
     )
     try:
         yield
     finally:
-        driver.text_factory = usual
+        driver.text_factory = original
 
 
-def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
+def _study(store: SqlStore, key: int, study_id: str) -> StudyExamination:
+    """Check a study, and return the result."""
     counts, unchecked, faults = Counter[str](), 0, list[str]()
     try:
         with store.database.read() as connection:  # one snapshot, because the study may be running
@@ -131,23 +133,26 @@ def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
             counters = connection.execute(_COUNTERS, {"of_key": key}).one()
             rows = read_rows(connection, key)
         unchecked = sum(not is_checked(row._mapping) for table in rows.values() for row in table)
-        changed = rows_changed(rows, study_id)
-        counts.update({name: len(found) for name, found in rows.items()})
-        faults += changed[:MOST_NAMED]
-        if (more := len(changed) - MOST_NAMED) > 0:
+        changed = changed_rows(rows, study_id)
+        counts.update({name: len(of_table) for name, of_table in rows.items()})
+        faults += changed[:MAX_LISTED]
+        if (more := len(changed) - MAX_LISTED) > 0:
             faults.append(
                 f"study {study_id}: {more} more rows were changed after they were written"
             )
-        lines = [read_event(study_id, row) for row in rows[events.name]]
-        asked = [read_trial(study_id, row) for row in rows[trials.name]]
-        faults += laws.broken_laws(record, asked, lines)
+        history = [read_event(study_id, row) for row in rows[events.name]]
+        stored = [read_trial(study_id, row) for row in rows[trials.name]]
+        faults += history_rules.rule_violations(record, stored, history)
         faults += _count_faults(counters, rows, study_id)
     except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
         faults.append(f"study {study_id}: cannot be read: {error}")
-    return StudyExamined(id=study_id, rows=dict(counts), unchecked=unchecked, faults=tuple(faults))
+    return StudyExamination(
+        id=study_id, rows=dict(counts), unchecked=unchecked, faults=tuple(faults)
+    )
 
 
 def _integrity(store: SqlStore) -> Iterator[str]:
+    """Yield messages about the database file."""
     if not store.database.is_sqlite:
         return
     try:
@@ -162,6 +167,7 @@ def _integrity(store: SqlStore) -> Iterator[str]:
 
 
 def _count_faults(counters: Row[Any], rows: Rows, study_id: str) -> Iterator[str]:
+    """Yield messages about counters that differ from the number of rows."""
     launches = sum(row.attempts for row in rows[trials.name])
     for table, counted in (
         (trials, counters.num_trials),

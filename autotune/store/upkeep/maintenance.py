@@ -12,7 +12,7 @@ from typing import Any
 from autotune.errors import SpecError, StoreError, StoreUnavailableError
 from autotune.settings import expanded
 from autotune.store import schema
-from autotune.store.connection.diagnosis import diagnosed, writing
+from autotune.store.connection.diagnosis import diagnosed, file_errors
 from autotune.store.sql import SqlStore
 from autotune.store.upkeep.examination import examine
 from autotune.store.upkeep.table_files import export
@@ -21,19 +21,19 @@ from autotune.whole_files import whole_file
 __all__ = ["backup", "check", "export", "vacuum"]
 
 BACKUP_DEADLINE_S = 3600.0
+"""maximum time for `pg_dump`, s"""
 
 
 def check(store: SqlStore) -> list[str]:
-    """All faults found, in sentences: of the file, then of each study, then of the records of the
-    best. Empty for a sound store."""
+    """Return a message for each fault of the file and of each study; empty if there are none."""
     return list(examine(store).faults)
 
 
 def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
-    """Copies the store, which may be in use, completely or not at all: SQLite as a file, PostgreSQL
-    with `pg_dump` in its own format.
+    """Copy the store, which may be in use, and return the copy's path: SQLite as a file, PostgreSQL
+    in the custom format of `pg_dump`. The copy is written completely or not at all.
 
-    Raises `SpecError` when the target exists already or its place cannot be written.
+    Raises `SpecError` if the target exists or cannot be written.
     """
     target = expanded(target, field="target").absolute()
     location = store.database.location
@@ -43,7 +43,7 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
             remedy="use another file",
             field="target",
         )
-    with diagnosed(location), writing(target, "target"):
+    with diagnosed(location), file_errors(target, "target"):
         if location.path is not None:
             schema.back_up(location.path, target)
         elif location.is_sqlite:
@@ -58,8 +58,8 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
 
 
 def vacuum(store: SqlStore) -> None:
-    """Returns unused space to the disk and updates the query planner's statistics. SQLite needs
-    free space of the file's size for it."""
+    """Return unused space to the disk, and update the query planner's statistics. SQLite
+    temporarily needs free space of the file's size."""
     with (
         diagnosed(store.database.location),
         contextlib.closing(store.database.engine.raw_connection()) as connection,
@@ -75,6 +75,7 @@ def vacuum(store: SqlStore) -> None:
 
 
 def _dump(store: SqlStore, target: Path) -> None:
+    """Write a PostgreSQL store to the file with `pg_dump`."""
     program = shutil.which("pg_dump")
     if program is None:
         raise StoreError(
@@ -82,11 +83,11 @@ def _dump(store: SqlStore, target: Path) -> None:
             remedy="install the PostgreSQL client programs",
         )
     url = store.database.location.url
-    plain = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
+    address = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
     environment = {**os.environ, **({"PGPASSWORD": str(url.password)} if url.password else {})}
     with whole_file(target) as part:
         done = subprocess.run(
-            [program, "--format=custom", f"--file={part}", f"--dbname={plain}"],
+            [program, "--format=custom", f"--file={part}", f"--dbname={address}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

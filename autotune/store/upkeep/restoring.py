@@ -1,14 +1,13 @@
-"""`autotune store restore` and `autotune store migrate`: a backup in the place of a store, and the
-upgrade of a store, tried first.
+"""`autotune store restore` replaces a store by a backup; `autotune store migrate` upgrades a store,
+with an optional dry run.
 
-A restore checks the backup, makes sure that no process has the store open, keeps what was there
-under another name, and removes the WAL that belonged to it: with an old `-wal` beside it SQLite
-would apply old pages to the restored file.
+A restore checks the backup and that no process has the store open. The old store is kept under
+another name, and its WAL is removed, because SQLite would apply its pages to the restored file.
 
-Whenever the process ends, the store is either what it was or the backup, and is never missing: its
-WAL is first copied into the main file, which then is the whole store; the file gets its second
-name; then the backup takes the place of the first name, in one step. A damaged file cannot take its
-WAL in: both get their second names before the WAL goes.
+If the process is killed, the store is either the old one or the backup, and never missing: the WAL
+is first copied into the main file, which then is the complete store; the file gets a second name;
+then the backup replaces the first name atomically. A damaged file cannot absorb its WAL, so both
+get second names before the WAL is removed.
 """
 
 from __future__ import annotations
@@ -39,40 +38,43 @@ from autotune.store.connection.database import Database
 from autotune.store.connection.diagnosis import DAMAGED, diagnosed
 from autotune.store.connection.location import StoreLocation
 from autotune.store.tables import studies, trials
-from autotune.store.upkeep.examination import read_rows, rows_changed
+from autotune.store.upkeep.examination import changed_rows, read_rows
 from autotune.whole_files import part_of
 
 LOCK_BYTES = (0x40000000, 512)
-"""first byte and length of the range of a database file in which SQLite locks
+"""first byte and length of the range of a database file that SQLite locks
 (https://www.sqlite.org/lockingv3.html): every open connection to a store in WAL mode holds a shared
 lock there"""
 WAL = "-wal"
-BESIDE = ("-shm", WAL)
-KEPT = ".before-restore-"
-"""between the name of a store and the time of its restore: the name under which it is kept"""
+SIDE_FILES = ("-shm", WAL)
+"""suffixes of the files that SQLite creates next to a database"""
+OLD = ".before-restore-"
+"""part of an old store's name, between the store's name and the time of the restore"""
 CHECKSUMS_SINCE = "0007"
-"""version of the store whose rows may have a checksum"""
-NAMED = 3
-"""damaged rows of a backup that are named"""
+"""first version of the store whose rows may have a checksum"""
+MAX_LISTED = 3
+"""maximum number of damaged rows of a backup that are listed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a restore did."""
+    """The result of a restore."""
 
     version: str
-    """of the backup; an older one is upgraded when the store is opened"""
+    """version of the backup; an older one is upgraded when the store is opened"""
     studies: int
+    """number of studies in the backup"""
     trials: int
+    """number of trials in the backup"""
     kept: Path | None
-    """where the previous content is now; None if there was none"""
+    """path of the old store; None if there was none"""
 
 
 def restore(location: StoreLocation, backup: Path) -> Restored:
-    """Puts the backup in the store's place.
+    """Replace the store by the backup.
 
-    Raises `NotFoundError` and `StoreCorruptError` for the backup, `StoreVersionError` when a newer
-    release wrote it, and `ConflictError` while a process has the store open.
+    Raises `NotFoundError` or `StoreCorruptError` for the backup, `StoreVersionError` if a newer
+    release wrote it, and `ConflictError` if a process has the store open.
     """
     path = location.path
     if path is None:
@@ -94,23 +96,20 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
     with diagnosed(location):
         version, num_studies, num_trials = _checked(backup)
         with part_of(path) as part:
-            schema.back_up(backup, part)  # with its own WAL, where it has one
-            _take_in_wal(path)
-            with _alone(path):
-                kept = _keep(path)
-                for suffix in BESIDE:
-                    _beside(path, suffix).unlink(missing_ok=True)
+            schema.back_up(backup, part)  # including the backup's WAL
+            _absorb_wal(path)
+            with _exclusive(path):
+                kept = _keep_old(path)
+                for suffix in SIDE_FILES:
+                    _side_file(path, suffix).unlink(missing_ok=True)
                 part.replace(path)
         _sync_folder(path.parent)
     return Restored(version=version, studies=num_studies, trials=num_trials, kept=kept)
 
 
 def migrate(location: StoreLocation, *, dry_run: bool) -> tuple[str | None, str]:
-    """(version before, version after) of an upgrade. `dry_run`: all of it is done in a transaction
-    that is undone, so that nothing changes.
-
-    Raises what `open_store` raises.
-    """
+    """Upgrade the store, and return (version before, version after). `dry_run`: roll the upgrade
+    back. Raises what `open_store` raises."""
     database = Database(location)
     try:
         with database.read() as connection:
@@ -118,22 +117,22 @@ def migrate(location: StoreLocation, *, dry_run: bool) -> tuple[str | None, str]
         if not dry_run:
             schema.prepare(database)
             return before, schema.HEAD
-        schema.refuse_unknown(database, before)
-        with contextlib.suppress(_UndoError), database.write() as connection:
+        schema.check_version(database, before)
+        with contextlib.suppress(_RollbackError), database.write() as connection:
             schema.upgrade(connection, schema.HEAD)
-            raise _UndoError
+            raise _RollbackError
         return before, schema.HEAD
     finally:
         database.close()
 
 
-class _UndoError(Exception):
-    """Ends a transaction without a trace."""
+class _RollbackError(Exception):
+    """Rolls a transaction back."""
 
 
 def _checked(backup: Path) -> tuple[str, int, int]:
-    """Version and numbers of studies and trials of a backup that is sound: its pages, and the
-    checksum of every row."""
+    """Check the pages and the checksums of a backup, and return its version and its numbers of
+    studies and trials. Raises `StoreCorruptError` or `StoreVersionError`."""
     remedy = "use another backup"
     engine = create_engine(
         "sqlite://", creator=lambda: sqlite3.connect(f"{backup.as_uri()}?mode=ro", uri=True)
@@ -141,19 +140,20 @@ def _checked(backup: Path) -> tuple[str, int, int]:
     try:
         with engine.connect() as connection:
             verdict = connection.scalar(text("PRAGMA integrity_check(1)"))
-            found = connection.scalar(text("SELECT version_num FROM autotune_version"))
-            if verdict != "ok" or found is None:
-                said = " ".join(str(verdict).split())  # SQLite says it in several lines
-                raise StoreCorruptError(f"the backup {backup} is damaged: {said}", remedy=remedy)
-            if not (found.isdigit() and found <= schema.HEAD):
+            version = connection.scalar(text("SELECT version_num FROM autotune_version"))
+            if verdict != "ok" or version is None:
+                damage = " ".join(str(verdict).split())  # SQLite's message has several lines
+                raise StoreCorruptError(f"the backup {backup} is damaged: {damage}", remedy=remedy)
+            if not (version.isdigit() and version <= schema.HEAD):
                 raise StoreVersionError(
-                    f"the backup {backup} has version {found}, but this release reads up to {schema.HEAD}",
+                    f"the backup {backup} has version {version}, but this release reads up to {schema.HEAD}",
                     remedy="upgrade autotune, or use another backup",
                 )
-            if found >= CHECKSUMS_SINCE and (changed := _changed_rows(connection)):
+            if version >= CHECKSUMS_SINCE and (changed := _changed_rows(connection)):
+                more = len(changed) - MAX_LISTED
                 raise StoreCorruptError(
-                    f"the backup {backup} is damaged: {'; '.join(changed[:NAMED])}"
-                    + (f"; and {len(changed) - NAMED} more rows" if len(changed) > NAMED else ""),
+                    f"the backup {backup} is damaged: {'; '.join(changed[:MAX_LISTED])}"
+                    + (f"; and {more} more rows" if more > 0 else ""),
                     remedy=remedy,
                 )
             counts = [
@@ -166,29 +166,29 @@ def _checked(backup: Path) -> tuple[str, int, int]:
         ) from error
     finally:
         engine.dispose()
-    return found, int(counts[0] or 0), int(counts[1] or 0)
+    return version, int(counts[0] or 0), int(counts[1] or 0)
 
 
 def _changed_rows(connection: Connection) -> list[str]:
-    """The rows that are not what was written, in sentences."""
+    """Return a message for each row that does not match its checksum."""
     rows = connection.execute(select(studies.c.key, studies.c.id)).all()
-    return [fault for row in rows for fault in rows_changed(read_rows(connection, row.key), row.id)]
+    return [fault for row in rows for fault in changed_rows(read_rows(connection, row.key), row.id)]
 
 
-def _take_in_wal(path: Path) -> None:
-    """Copies the WAL into the main file and removes it, which SQLite does only where no other
-    process has the store open. A damaged store stays as it is."""
+def _absorb_wal(path: Path) -> None:
+    """Copy the WAL into the main file and remove it, which SQLite does only if no other process has
+    the store open. A damaged store is not changed."""
     # SQLite removes the WAL of an empty file without reading it
     if not path.exists() or not path.stat().st_size:
         return
     try:
-        # one that writes would remove the WAL of a damaged file
+        # check it with a reader first, because a writer would remove the WAL of a damaged file
         with _connected(path, "ro") as reader:
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
         with _connected(path, "rw") as writer:
             writer.execute("PRAGMA journal_mode=DELETE").fetchall()
     except sqlite3.DatabaseError as error:
-        # `_alone` tells who is there
+        # if a process has the store open, `_exclusive` raises
         if error.sqlite_errorcode & 0xFF not in (
             *DAMAGED,
             sqlite3.SQLITE_BUSY,
@@ -197,13 +197,14 @@ def _take_in_wal(path: Path) -> None:
 
 
 def _connected(path: Path, mode: str) -> contextlib.closing[sqlite3.Connection]:
+    """Return a connection that does not wait for locks."""
     return contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=0))
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Raises `ConflictError` when another process has the store open; while the block runs nobody
-    can begin to read it."""
+def _exclusive(path: Path) -> Iterator[None]:
+    """Lock the store, so that no process can open it in the block. Raises `ConflictError` if a
+    process has it open."""
     if not path.exists():
         yield
         return
@@ -218,47 +219,48 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _keep(path: Path) -> Path | None:
-    """Gives the store, with the WAL that it could not take in, a second name; returns that. None:
+def _keep_old(path: Path) -> Path | None:
+    """Give the store, and its WAL if it was not absorbed, a second name, and return that; None if
     there is no store."""
     if not path.exists():
         return None
-    kept = path.with_name(f"{path.name}{KEPT}{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
-    _forget_other_names(path)
-    wal = _beside(path, WAL)
+    kept = path.with_name(f"{path.name}{OLD}{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+    _remove_other_names(path)
+    wal = _side_file(path, WAL)
     if wal.exists():
-        _give_name(wal, _beside(kept, WAL))
+        _give_name(wal, _side_file(kept, WAL))
     _give_name(path, kept)
     _sync_folder(path.parent)
     return kept
 
 
-def _forget_other_names(path: Path) -> None:
-    """Of a restore that was cut off. Under two names SQLite would not see that it is one file. A
-    damaged one with a WAL of its own stays."""
-    for name in list(path.parent.iterdir()):
+def _remove_other_names(path: Path) -> None:
+    """Remove second names of the store from an interrupted restore, because SQLite cannot detect
+    that two names are one file. A name with its own WAL, of a damaged file, is not removed."""
+    for other in list(path.parent.iterdir()):
         if (
-            name.name.startswith(path.name + KEPT)
-            and name.samefile(path)
-            and not _beside(name, WAL).exists()
+            other.name.startswith(path.name + OLD)
+            and other.samefile(path)
+            and not _side_file(other, WAL).exists()
         ):
-            name.unlink()
+            other.unlink()
 
 
 def _give_name(file: Path, name: Path) -> None:
-    """A second name of the file; a copy where the file system knows no second names."""
+    """Create a hard link to the file, or a copy if the file system has no hard links."""
     try:
         name.hardlink_to(file)
     except OSError:
         shutil.copy2(file, name)
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _side_file(path: Path, suffix: str) -> Path:
+    """Return the path with a suffix appended to its name."""
     return path.with_name(path.name + suffix)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Forces the new name to disk."""
+    """Flush the folder's entries to disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

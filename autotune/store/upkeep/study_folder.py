@@ -1,11 +1,9 @@
-"""A study's folder that several machines see: its store is on the disk of the machine that runs it,
-and the folder holds copies, wishes and who runs it.
+"""The folder of a study on a shared file system. The store is on the local disk of the machine that
+runs the study, because SQLite files may be corrupted on shared file systems (`file_systems`).
 
-    store.db       the last copy: complete, put in place in one step, after every trial and every few seconds. Nobody opens it where it lies
-    runs.json      the process that runs the study; touched with every look, so that a silent one can be told from a living one without comparing clocks
-    wish-NAME      what people want (pause, resume, stop, cancel), from another machine; taken away when it was passed on
-
-SQLite itself must not lie there: the locks of two machines may not meet (`file_systems`).
+    store.db       last complete copy of the store, replaced atomically after every trial and every few seconds; never opened in place
+    runs.json      the process that runs the study; touched regularly, so that other machines detect its death without comparing clocks
+    wish-NAME      a request (pause, resume, stop, cancel) from another machine; removed when it is handled
 """
 
 from __future__ import annotations
@@ -30,38 +28,41 @@ from autotune.whole_files import whole_file
 
 COPY, HOLDER, WISH = "store.db", "runs.json", "wish-"
 COPY_S = 5.0
-"""the longest time between two copies while something changes, and between two signs of life"""
+"""interval between copies of a changing store, and between touches of runs.json, s"""
 LOOK_S = 1.0
-"""between two looks for wishes and changes"""
+"""interval between checks for requests and changes, s"""
 SILENT_S = 30.0
-"""without a sign of life, after which the process that runs the study counts as gone"""
+"""time without a touch after which the process that runs the study counts as dead, s"""
 
 
 class StudyFolder:
-    """The folder while this process runs the study. A context manager: leaving it makes the last
-    copy and gives the folder back."""
+    """A context manager for the process that runs the study. On exit it makes the last copy and
+    releases the folder."""
 
     def __init__(
         self,
         folder: Path,
         *,
         job: str = "",
-        on_wish: Callable[[str], None] = lambda _: None,
-        on_trouble: Callable[[str], None] = lambda _: None,
+        on_request: Callable[[str], None] = lambda _: None,
+        on_error: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`job`: the scheduler's number of the job, whose later start takes over from an earlier
-        one; `on_wish`: is told what people want; `on_trouble`: of copies that fail."""
-        self._folder, self._job, self._on_wish, self._on_trouble = folder, job, on_wish, on_trouble
+        """`job`: the scheduler's id of the job, whose restart takes over the folder; `on_request`:
+        called with each request of users; `on_error`: called with the message of a failed copy."""
+        self._folder, self._job, self._on_request, self._on_error = (
+            folder,
+            job,
+            on_request,
+            on_error,
+        )
         self._local: TemporaryFolder | None = None
         self._me = {"process": this_process(), "job": job}
-        self._asked, self._closed = threading.Event(), threading.Event()
+        self._changed, self._closed = threading.Event(), threading.Event()
         self._copying = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._keep, name="autotune-study-folder", daemon=True
-        )
-        self._version, self._copied_s, self._trouble = 0, 0.0, ""
+        self._thread = threading.Thread(target=self._run, name="autotune-study-folder", daemon=True)
+        self._version, self._copied_s, self._last_error = 0, 0.0, ""
         self.path = Path()
-        """the store on this machine's disk"""
+        """the store on the local disk"""
 
     def __enter__(self) -> StudyFolder:
         if not self._folder.is_dir():
@@ -69,7 +70,7 @@ class StudyFolder:
                 f"there is no folder {self._folder}", remedy="pass a study folder with --in"
             )
         self._claim()
-        # of a job that was killed before it heard or ended them
+        # requests and partial copies of a job that was killed
         for old in (*self._folder.glob(f"{WISH}*"), *self._folder.glob(f".{COPY}.*.part")):
             old.unlink(missing_ok=True)
         try:
@@ -78,36 +79,36 @@ class StudyFolder:
             if (self._folder / COPY).exists():
                 schema.make_private(self.path)
                 shutil.copyfile(self._folder / COPY, self.path)
-            open_store(self.path).close()  # upgraded, or refused, before anything runs
+            open_store(self.path).close()  # upgrade it, or raise, before trials start
         except BaseException:
-            self._give_back()
+            self._release()
             raise
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        self._asked.set()
+        self._changed.set()
         self._thread.join()
-        is_kept = False
+        is_copied = False
         try:
             if self._is_mine():
                 self.copy()
-            is_kept = True
+            is_copied = True
         except OSError as error:
             raise StoreUnavailableError(
                 f"the last copy of the store could not be written to {self._folder}: {error}",
                 remedy=f"free some space there, then copy {self.path} on {os.uname().nodename} to {self._folder / COPY}",
             ) from None
         finally:
-            self._give_back(keep_local=not is_kept)
+            self._release(keep_local=not is_copied)
 
     def changed(self) -> None:
-        """Something worth a copy has happened: a trial has ended."""
-        self._asked.set()
+        """Copy the store soon, because a trial has ended."""
+        self._changed.set()
 
     def copy(self) -> None:
-        """Puts a copy of the store into the folder, completely or not at all. Raises `OSError`."""
+        """Copy the store to the folder, completely or not at all. Raises `OSError`."""
         with self._copying:
             local = self.path.with_name("copy.db")
             local.unlink(missing_ok=True)
@@ -115,36 +116,39 @@ class StudyFolder:
             with whole_file(self._folder / COPY) as part:
                 shutil.copyfile(local, part)
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
+        """Handle requests and copy changes until the folder is released."""
         with contextlib.closing(
             sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)
         ) as watcher:
             while not self._closed.is_set():
-                is_asked = self._asked.wait(LOOK_S)
-                self._asked.clear()
+                is_urgent = self._changed.wait(LOOK_S)
+                self._changed.clear()
                 if self._closed.is_set():
                     return
                 try:
-                    self._look(watcher, is_asked)
+                    self._update(watcher, is_urgent)
                 except (OSError, sqlite3.Error) as error:
                     if self._local is not None:
                         self._local.keep()  # it may have the only results
-                    if str(error) != self._trouble:
-                        self._on_trouble(
+                    if str(error) != self._last_error:
+                        self._on_error(
                             f"the store cannot be copied to {self._folder} right now: {error}"
                         )
-                    self._trouble = str(error)
+                    self._last_error = str(error)
 
-    def _look(self, watcher: sqlite3.Connection, is_asked: bool) -> None:
-        self._pass_wishes()
+    def _update(self, watcher: sqlite3.Connection, is_urgent: bool) -> None:
+        """Handle requests. If it is urgent, or `COPY_S` after the last time, touch runs.json and
+        copy a changed store."""
+        self._handle_requests()
         now_s = time.monotonic()
-        if not is_asked and now_s - self._copied_s < COPY_S:
+        if not is_urgent and now_s - self._copied_s < COPY_S:
             return
         if not self._is_mine():
-            self._on_trouble(
+            self._on_error(
                 f"another process is running the study in {self._folder}, so this process stops copying and pauses the study"
             )
-            self._on_wish("pause")
+            self._on_request("pause")
             self._closed.set()
             return
         os.utime(self._folder / HOLDER)
@@ -152,16 +156,17 @@ class StudyFolder:
         if version != self._version:
             self._version = version
             self.copy()
-        self._copied_s, self._trouble = now_s, ""
+        self._copied_s, self._last_error = now_s, ""
 
-    def _pass_wishes(self) -> None:
+    def _handle_requests(self) -> None:
+        """Pass each request to `on_request`, and remove its file."""
         for file in sorted(self._folder.glob(f"{WISH}*")):
             file.unlink(missing_ok=True)
-            self._on_wish(file.name.removeprefix(WISH))
+            self._on_request(file.name.removeprefix(WISH))
 
     def _claim(self) -> None:
-        """Makes this process the one that runs the study. Raises `ConflictError` while another one
-        lives."""
+        """Write this process to runs.json. Raises `ConflictError` if another live process runs the
+        study."""
         mine = self._folder / f".{HOLDER}.{os.uname().nodename}-{os.getpid()}"
         mine.write_text(json.dumps(self._me))
         try:
@@ -174,28 +179,31 @@ class StudyFolder:
         finally:
             mine.unlink(missing_ok=True)
         time.sleep(0.2)
-        if not self._is_mine():  # two claimed it at once: the last one has it
+        if not self._is_mine():  # of two processes that claim it at once, the last one wins
             raise ConflictError(
                 f"the study in {self._folder} has just been started by another process",
                 remedy="wait until that process ends",
             )
 
     def _is_over(self, other: dict[str, str]) -> bool:
-        """Whether the process that ran the study is gone: an earlier start of this job, a process
-        of this machine that has ended, or one without a sign of life."""
+        """Return whether the process in runs.json is dead: from an earlier start of this job, a
+        process of this machine that has ended, or one that does not touch runs.json for
+        `SILENT_S`."""
         if (self._job and other.get("job") == self._job) or is_gone(str(other.get("process", ""))):
             return True
-        seen, end_s = _touched(self._folder), time.monotonic() + SILENT_S
-        while _touched(self._folder) == seen:
-            if time.monotonic() > end_s:
+        touched_ns, deadline_s = _touched(self._folder), time.monotonic() + SILENT_S
+        while _touched(self._folder) == touched_ns:
+            if time.monotonic() > deadline_s:
                 return True
             time.sleep(LOOK_S)
         return holder_of(self._folder) is None
 
     def _is_mine(self) -> bool:
+        """Return whether runs.json has this process."""
         return holder_of(self._folder) == self._me
 
-    def _give_back(self, *, keep_local: bool = False) -> None:
+    def _release(self, *, keep_local: bool = False) -> None:
+        """Remove runs.json, and unless it is the only copy, the local store."""
         if self._is_mine():
             (self._folder / HOLDER).unlink(missing_ok=True)
         if self._local is not None and keep_local:
@@ -205,30 +213,32 @@ class StudyFolder:
 
 
 def holder_of(folder: Path) -> dict[str, str] | None:
-    """The process that runs the study, {process, job}; None if nothing runs it."""
+    """Return the process that runs the study, {process, job}; None if there is none."""
     try:
-        found: Any = json.loads((folder / HOLDER).read_text())
+        holder: Any = json.loads((folder / HOLDER).read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return holder if isinstance(holder, dict) else None
 
 
 def _touched(folder: Path) -> int:
-    os.listdir(folder)  # has a network file system look again
+    """Return the time of the last touch of runs.json in ns since 1970; 0 if there is none."""
+    os.listdir(folder)  # refreshes the attribute cache of network file systems
     with contextlib.suppress(OSError):
         return (folder / HOLDER).stat().st_mtime_ns
     return 0
 
 
 def _named(holder: dict[str, str]) -> str:
+    """Return the process in words, for messages."""
     host, _, rest = str(holder.get("process", "")).partition(":")
     job = f"job {holder['job']}, " if holder.get("job") else ""
     return f"{job}process {rest.partition(':')[0]} on {host}"
 
 
-def wish(folder: Path, action: str) -> None:
-    """Leaves a wish for the process that runs the study. Raises `ConflictError` when nobody
-    does."""
+def request(folder: Path, action: str) -> None:
+    """Write a request for the process that runs the study. Raises `ConflictError` if there is
+    none."""
     if holder_of(folder) is None:
         raise ConflictError(
             f"no process is running the study in {folder}, so {action!r} would have no effect",
@@ -239,8 +249,8 @@ def wish(folder: Path, action: str) -> None:
 
 @contextlib.contextmanager
 def opened_copy(folder: Path) -> Iterator[SqlStore]:
-    """The last copy of the store, to be read: a copy of the copy, as nobody may open what lies in
-    the folder. Raises `NotFoundError` before there is one."""
+    """Open the last copy of the store for reading. It is first copied to the local disk. Raises
+    `NotFoundError` if there is none yet."""
     with TemporaryFolder("copy") as place:
         path = place / COPY
         schema.make_private(path)

@@ -1,7 +1,7 @@
-"""A store as files for other programs: studies, trials, steps and events, one CSV or Parquet file
-each.
+"""Export of a store for other programs: studies, trials, steps and events, each as a CSV or Parquet
+file.
 
-Columns carry units in their names; times are ISO 8601 in UTC; what is unknown is empty.
+Columns have units in their names; times are ISO 8601 in UTC; unknown values are empty.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autotune.ports import HistoryEvent, StudyRecord
 from autotune.settings import expanded
 from autotune.spec.plain import canonical
 from autotune.spec.runs.trial_row import TRIAL_COLUMNS, iso, trial_row
-from autotune.store.connection.diagnosis import diagnosed, writing
+from autotune.store.connection.diagnosis import diagnosed, file_errors
 from autotune.store.packing import unpack_steps
 from autotune.store.sql import SqlStore
 from autotune.store.tables import attempts, studies
 from autotune.whole_files import whole_file
 
 PAGE = 1000
-"""Rows that are read or written at once; bounds the memory that a large store needs."""
+"""number of rows that are read or written at once, which limits the memory for a large store"""
 
 Columns = Mapping[str, type]
 Row = tuple[Any, ...]
@@ -63,12 +63,12 @@ EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data"
 
 
 def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
-    """Writes one file per table into `folder`, each completely or not at all, and returns their
+    """Write one file per table into `folder`, each completely or not at all, and return their
     paths.
 
-    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot
-    be written, `ConflictError` where a file would be replaced that is not of an export,
-    `MissingExtraError` without pyarrow.
+    `format`: csv or parquet. Raises `SpecError` for another format or a folder that cannot be
+    written, `ConflictError` if a file exists that no export wrote, and `MissingExtraError` for
+    parquet without pyarrow.
     """
     if format not in ("csv", "parquet"):
         raise SpecError(
@@ -83,10 +83,10 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
         "events": (EVENTS, _event_rows),
     }
     written = []
-    with diagnosed(store.database.location), writing(folder, "folder"):
+    with diagnosed(store.database.location), file_errors(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
         paths = {name: folder / f"{name}.{format}" for name in tables}
-        _refuse_other_files(paths.values())
+        _check_replaceable(paths.values())
         for name, (columns, rows) in tables.items():
             path = paths[name]
             with whole_file(path, mode=0o666) as part:
@@ -95,22 +95,22 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
     return written
 
 
-def _refuse_other_files(paths: Iterable[Path]) -> None:
-    """Raises `ConflictError` for a file that no earlier export wrote."""
+def _check_replaceable(paths: Iterable[Path]) -> None:
+    """Raise `ConflictError` for a file that no export wrote."""
     for path in paths:
         if not path.is_file():
             continue
         if path.suffix == ".csv":
             with path.open(errors="replace") as file:
-                is_ours = file.read(6) in ("study,", "")
+                is_export = file.read(6) in ("study,", "")
         else:
             from pyarrow import parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
             try:
-                is_ours = parquet.read_schema(path).names[:1] == ["study"]
-            except ValueError:  # no parquet file
-                is_ours = False
-        if not is_ours:
+                is_export = parquet.read_schema(path).names[:1] == ["study"]
+            except ValueError:  # not a parquet file
+                is_export = False
+        if not is_export:
             raise ConflictError(
                 f"{path} exists and was not written by an export",
                 remedy="export to another folder, or move that file away",
@@ -118,7 +118,7 @@ def _refuse_other_files(paths: Iterable[Path]) -> None:
 
 
 def study_keys(store: SqlStore) -> Iterator[tuple[int, str]]:
-    """(key, id) of all studies, in order of submission."""
+    """Yield (key, id) of all studies, in order of submission."""
     last = 0
     while True:
         query = (
@@ -136,7 +136,7 @@ def study_keys(store: SqlStore) -> Iterator[tuple[int, str]]:
 
 
 def all_events(store: SqlStore, study_id: str) -> Iterator[HistoryEvent]:
-    """The whole history of a study."""
+    """Yield the complete history of a study."""
     after = 0
     while page := store.events(study_id, after=after, limit=PAGE):
         yield from page
@@ -144,14 +144,16 @@ def all_events(store: SqlStore, study_id: str) -> Iterator[HistoryEvent]:
 
 
 def _study_rows(store: SqlStore) -> Iterator[Row]:
+    """Yield a row for each study."""
     for _, study_id in study_keys(store):
         yield _study_row(store.study(study_id))
 
 
 def _study_row(record: StudyRecord) -> Row:
+    """Return the row of a study, in the order of `STUDIES`."""
     study, workload = record.study, record.study.workload
-    words = (record.id, study.name, record.owner, str(record.status), record.message)
-    of = (
+    state = (record.id, study.name, record.owner, str(record.status), record.message)
+    names = (
         workload.model.name,
         workload.cluster.name,
         workload.cluster.gpu.name,
@@ -161,8 +163,8 @@ def _study_row(record: StudyRecord) -> Row:
     times = (iso(record.created_at), iso(record.started_at), iso(record.ended_at))
     counts = (sum(record.trial_counts.values()), record.baseline, record.best)
     return (
-        *words,
-        *of,
+        *state,
+        *names,
         workload.cluster.num_gpus,
         workload.seq_len,
         *times,
@@ -173,12 +175,14 @@ def _study_row(record: StudyRecord) -> Row:
 
 
 def _trial_rows(store: SqlStore) -> Iterator[Row]:
+    """Yield a row for each trial."""
     for _, study_id in study_keys(store):
         for trial in store.trials(study_id):
             yield trial_row(trial)
 
 
 def _step_rows(store: SqlStore) -> Iterator[Row]:
+    """Yield a row for each step."""
     for key, study_id in study_keys(store):
         query = (
             select(attempts.c.number, attempts.c.attempt, attempts.c.steps)
@@ -193,12 +197,14 @@ def _step_rows(store: SqlStore) -> Iterator[Row]:
 
 
 def _event_rows(store: SqlStore) -> Iterator[Row]:
+    """Yield a row for each event."""
     for _, study_id in study_keys(store):
         for event in all_events(store, study_id):
             yield (study_id, event.sequence, iso(event.at), event.kind, canonical(event.data))
 
 
 def _write_csv(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
+    """Write the rows below a line with the column names."""
     with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -206,6 +212,8 @@ def _write_csv(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
 
 
 def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
+    """Return a function like `_write_csv` for Parquet. Raises `MissingExtraError` without
+    pyarrow."""
     require_extra("parquet", "an export to parquet")
     import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from pyarrow import parquet

@@ -1,1 +1,1 @@
-"""The writes, one subject each."""
+"""The writes of the store, one module for each subject."""

@@ -1,12 +1,12 @@
-"""For each workload and config, the measured trial that represents it and the speed at which it
-stands (table `records`). Updated as trials and studies end, so that `best` is one short index scan.
+"""The representative trial of each workload and config, and the speed that ranks it (table
+`records`). Updated as trials and studies end, so that `best` is a short index scan.
 
 A config that was measured more than once is represented by the trial with the median throughput
 (the lower one of two). With the fastest trial instead, a config would look better the more often it
-is measured. Simulated measurements count only where there is no real one.
+is measured. Simulated measurements count only if there is no real one.
 
-It stands at what the finals of that trial's study say (`autotune.reward.ranking`): at the trial's
-throughput until the study has ended.
+The ranking speed (`standing`) is the trial's throughput, or after the finals of its study the
+config's speed in them (`autotune.reward.ranking`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from autotune.store.connection.database import lock
 from autotune.store.rows import config_key
 from autotune.store.tables import trials
 
-AT_ONCE = 1000
-"""configs of one statement: databases limit the number of its values"""
+BATCH = 1000
+"""maximum number of configs in a statement, because databases limit its parameters"""
 
 _CHOOSE = text(
     """
@@ -42,7 +42,7 @@ _CHOOSE = text(
     WHERE c.simulated = c.counted AND c.place = (c.num + 1) / 2
     """
 ).bindparams(bindparam("config_keys", expanding=True))
-_KEEP = text(
+_UPSERT = text(
     """
     INSERT INTO records (workload, config_key, trial, throughput, standing, model, cluster, trainer)
     VALUES (:workload, :config_key, :trial, :throughput, :standing, :model, :cluster, :trainer)
@@ -58,29 +58,28 @@ _REPRESENTED = text(
     WHERE t.study = :study
     """
 )
-_PLACE = text(
+_UPDATE_STANDING = text(
     "UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key"
 )
 
 
-def keep_records(connection: Connection, workload: int, config_keys: Sequence[int]) -> None:
-    """Chooses the representatives of these configs again, after trials of theirs were measured or
-    deleted."""
-    # two studies may measure the same config at once, or one ends: one lock for all of a workload,
-    # which nobody can take in another order
+def update_records(connection: Connection, workload: int, config_keys: Sequence[int]) -> None:
+    """Choose the representatives of these configs, after their trials were measured or deleted."""
+    # several studies may change records of a workload at once: one lock for all of its records
+    # avoids deadlocks
     lock(connection, f"records of workload {workload}")
-    for first in range(0, len(config_keys), AT_ONCE):
-        asked = {
+    for first in range(0, len(config_keys), BATCH):
+        parameters = {
             "workload": workload,
-            "config_keys": config_keys[first : first + AT_ONCE],
+            "config_keys": config_keys[first : first + BATCH],
             "simulated": SIMULATED,
         }
-        chosen = connection.execute(_CHOOSE, asked).all()
+        chosen = connection.execute(_CHOOSE, parameters).all()
         speeds = {
             result: finals_per_gpu(json.loads(result), num_gpus)
             for result, num_gpus in {(row.result, row.num_gpus) for row in chosen}
         }
-        kept = [
+        rows = [
             {
                 **row._mapping,
                 "workload": workload,
@@ -88,13 +87,13 @@ def keep_records(connection: Connection, workload: int, config_keys: Sequence[in
             }
             for row in chosen
         ]
-        if kept:
-            connection.execute(_KEEP, kept)
+        if rows:
+            connection.execute(_UPSERT, rows)
 
 
-def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) -> None:
-    """The configs that trials of the study with that key represent stand where its new result puts
-    them. Which trial represents a config stays as it is."""
+def update_standings(connection: Connection, study: int, result: Mapping[str, Any]) -> None:
+    """Update the ranking speeds of the configs that trials of this study represent, given its new
+    result. `study`: key."""
     workloads_of = (
         select(trials.c.workload)
         .where(trials.c.study == study, trials.c.throughput.is_not(None))
@@ -106,19 +105,21 @@ def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) ->
     speeds = {
         num_gpus: finals_per_gpu(result, num_gpus) for num_gpus in {row.num_gpus for row in rows}
     }
-    placed = [(row, standing(row.config_key, row.throughput, speeds[row.num_gpus])) for row in rows]
-    moved = [
-        {"workload": row.workload, "config_key": row.config_key, "standing": stands}
-        for row, stands in placed
-        if stands != row.standing
+    standings = [
+        (row, standing(row.config_key, row.throughput, speeds[row.num_gpus])) for row in rows
     ]
-    if moved:
-        connection.execute(_PLACE, moved)
+    changed = [
+        {"workload": row.workload, "config_key": row.config_key, "standing": speed}
+        for row, speed in standings
+        if speed != row.standing
+    ]
+    if changed:
+        connection.execute(_UPDATE_STANDING, changed)
 
 
 def finals_per_gpu(result: Mapping[str, Any], num_gpus: int) -> dict[int, float]:
-    """By config key, tokens per second per GPU of the cluster in a study's finals, the winner's
-    first. `result`: of its record."""
+    """Return tokens/s per GPU of the cluster in a study's finals, by config key, the winner first.
+    `result`: of its record."""
     return {
         config_key(config): speed / num_gpus for config, speed in speeds_in_finals(result).items()
     }

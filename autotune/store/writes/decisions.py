@@ -1,9 +1,9 @@
-"""Decisions of a study's controller: the event that caused one and all facts that follow from it,
-in one transaction.
+"""Decisions of a study's controller. Each is stored in one transaction, with its cause and all
+facts that follow from it, so that a controller that continues the study finds no partial decisions.
 
 Decisions of a study are numbered from 1 without gaps, by a counter in the study's row. A controller
-that did not receive the acknowledgement of a decision writes it again under the same number; the
-counter tells whether it was kept. Whoever continues the study therefore finds whole decisions only.
+that received no acknowledgement writes the decision again with the same number, and the counter
+shows whether it was stored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _COUNT = (
 
 
 def keep(database: Database, connection: Connection, lease: Lease, decision: Decision) -> None:
-    """Stores the decision; one whose number is the last that was stored is there already."""
+    """Store the decision, unless its number is that of the last stored one. Raises `ConflictError`
+    for any other number than the next."""
     study = locking.hold(connection, lease)
     if decision.number == study.num_decisions:
         return
@@ -48,8 +49,8 @@ def keep(database: Database, connection: Connection, lease: Lease, decision: Dec
             f"decisions are numbered without gaps: the next number in study {lease.study} is {study.num_decisions + 1}, but this decision has {decision.number}"
         )
     connection.execute(_COUNT, {"of_key": study.key, "number": decision.number})
-    line: Mapping[str, Any] = {"decision": decision.number, "cause": decision.cause}
-    append(connection, study.key, [(EventKind.DECIDED, line)])
+    event: Mapping[str, Any] = {"decision": decision.number, "cause": decision.cause}
+    append(connection, study.key, [(EventKind.DECIDED, event)])
     for fact in decision.facts:
         match fact:
             case KeepTrial(trial=trial):
@@ -78,10 +79,10 @@ def keep(database: Database, connection: Connection, lease: Lease, decision: Dec
         )
 
 
-def keep_as_late(
+def keep_late(
     connection: Connection, fenced: locking.FencedError, lease: Lease, decision: Decision
 ) -> None:
-    """Stores in the history what a controller measured whose lease was taken over."""
+    """Store the decision's measurements in the history as late reports. `lease`: was taken over."""
     for fact in decision.facts:
         if isinstance(fact, EndTrial) and fact.trial.is_measured:
             trials.keep_late(
@@ -89,6 +90,7 @@ def keep_as_late(
             )
 
 
-def must_survive_a_power_cut(decision: Decision) -> bool:
-    """Whether the decision ends a trial or changes the study's status."""
+def is_durable(decision: Decision) -> bool:
+    """Return whether the decision must survive a power failure: it ends a trial or changes the
+    study's status."""
     return decision.status is not None or any(isinstance(fact, EndTrial) for fact in decision.facts)

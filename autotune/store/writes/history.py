@@ -1,7 +1,7 @@
-"""The history of a study: events numbered from 1 without gaps, only ever appended to.
+"""The append-only history of a study: events numbered from 1 without gaps.
 
-The counter is a column of the study's row, and its update locks the study. Numbers therefore follow
-the order of commits, and a transaction that is rolled back leaves no gap.
+The counter is a column of the study's row, and updating it locks the study. So numbers follow the
+order of commits, and a transaction that is rolled back leaves no gap.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from autotune.ports import HistoryEvent
 from autotune.store.connection.database import now_us
 from autotune.store.rows import json_text, read_event
 from autotune.store.tables import events, studies
-from autotune.store.upkeep.checksums import sealed
+from autotune.store.upkeep.checksums import with_checksum
 
-Line = tuple[str, Mapping[str, Any]]
-"""(kind, data)"""
+NewEvent = tuple[str, Mapping[str, Any]]
+"""(kind, data) of an event"""
 
 _COUNT = (
     update(studies)
@@ -34,15 +34,20 @@ _INSERT = insert(events)
 
 
 def append(
-    connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0
+    connection: Connection, study: int, new_events: Sequence[NewEvent], *, new_trials: int = 0
 ) -> int:
-    """Appends the lines to the history of the study with that key, in this transaction, and adds
-    `new_trials` to its count of trials. Returns the number of the first line."""
+    """Append events to the history of the study with this key, and add `new_trials` to its number
+    of trials. Return the number of the first event."""
     now = now_us()
-    counts = {"of_study": study, "new_events": len(lines), "new_trials": new_trials, "now": now}
-    first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1
+    counts = {
+        "of_study": study,
+        "new_events": len(new_events),
+        "new_trials": new_trials,
+        "now": now,
+    }
+    first = connection.execute(_COUNT, counts).scalar_one() - len(new_events) + 1
     rows = [
-        sealed(
+        with_checksum(
             events,
             {
                 "study": study,
@@ -52,7 +57,7 @@ def append(
                 "data": json_text(data),
             },
         )
-        for i, (kind, data) in enumerate(lines)
+        for i, (kind, data) in enumerate(new_events)
     ]
     connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])
     return int(first)
@@ -67,8 +72,8 @@ def read(
     limit: int | None,
     newest: bool = False,
 ) -> list[HistoryEvent]:
-    """Events with a larger sequence number than `after`, in order: the first `limit`, or with
-    `newest` the last `limit`. `limit` None: all."""
+    """Return events with a larger number than `after`, in order: the first `limit`, or with
+    `newest` the last `limit`; with `limit` None all of them."""
     order = events.c.sequence.desc() if newest else events.c.sequence
     query = (
         select(events)

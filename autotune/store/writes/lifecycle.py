@@ -1,12 +1,9 @@
-"""What people want of a study, and its status: two columns with different writers, so that neither
-overwrites the other.
+"""The requested state of a study (`wanted`), its status, and its deletion. Request and status are
+two columns with different writers, so that neither overwrites the other.
 
-`wanted` is written by people, at any time before the study has ended. `status` is written under the
-lease of the study's controller, or by anybody while nobody holds the study. Each change is a
-compare-and-set. A terminal status never changes, and it leaves no trial open.
-
-Deleting a study: its rows go from all tables, and the configs that it measured are represented by
-other studies' trials, or by none.
+Users may change `wanted` until the study has ended. `status` is changed under the lease of the
+study's controller, or by any process if the study is not leased. Each change is a compare-and-set.
+A terminal status never changes, and a study with one has no open trials.
 """
 
 from __future__ import annotations
@@ -35,16 +32,17 @@ from autotune.store.tables import (
     trials,
 )
 from autotune.store.writes import locking
-from autotune.store.writes.best_trials import keep_records, place_anew
-from autotune.store.writes.history import append
+from autotune.store.writes.best_trials import update_records, update_standings
+from autotune.store.writes.history import NewEvent, append
 from autotune.store.writes.trials import cancel_open
 
 FIELDS = tuple(StudyFields.__annotations__)
-"""Fields that can be written together with the status."""
+"""fields that can be written together with the status"""
 
 
 def want(connection: Connection, study_id: str, wanted: Wanted, message: str) -> None:
-    """Writes what people want. Adds a line to the history only when it changes."""
+    """Store a request of users. A repeated request adds no event to the history. Raises
+    `ConflictError` if the study has ended, or the last request cannot be undone."""
     study = _locked(connection, study_id)
     if study.status in locking.TERMINAL:
         raise ConflictError(
@@ -79,8 +77,9 @@ def set_status(
     wanted: Wanted | None,
     fields: Mapping[str, Any],
 ) -> None:
-    """Sets status, message (None: it stays) and fields. Adds a line to the history only when status
-    or message change."""
+    """Set status, message (None: unchanged) and fields. Only a changed status or message adds an
+    event to the history. Raises `ConflictError` if the study's status is not one of `expect`, its
+    request is not `wanted`, or it is leased and `lease` is None."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
         raise TypeError(
@@ -118,44 +117,44 @@ def set_status(
     columns |= {"status": str(status), "message": clean(message), "updated_us": now}
     if status is StudyStatus.RUNNING and study.started_us is None:
         columns["started_us"] = now
-    lines: list[tuple[str, Mapping[str, Any]]] = []
+    new_events: list[NewEvent] = []
     if status.is_terminal:
         columns["ended_us"] = now
-        lines += cancel_open(connection, study, f"the study is {status.lower()}")
+        new_events += cancel_open(connection, study, f"the study is {status.lower()}")
     connection.execute(update(studies).where(studies.c.key == study.key).values(**columns))
     if "result" in fields:
         _write_result(connection, study.key, json_text(fields["result"]))
     if str(status) != study.status or clean(message) != study.message:
-        lines.append((status_kind(status), {"from": study.status, "message": message}))
-    if lines:
-        append(connection, study.key, lines)
+        new_events.append((status_kind(status), {"from": study.status, "message": message}))
+    if new_events:
+        append(connection, study.key, new_events)
 
 
 def _write_result(connection: Connection, study: int, result: str) -> None:
-    """Replaces the result of the study with that key. A controller does so at each decision, so
-    that configs are placed anew only where the finals changed."""
+    """Replace the result of the study with this key. Controllers do so at each decision, so
+    standings are updated only if the finals changed."""
     of_study = specs.c.study == study
     before = connection.scalar(select(specs.c.result).where(of_study))
     connection.execute(update(specs).where(of_study).values(result=result))
     if json.loads(before or "{}").get("finals") != json.loads(result).get("finals"):
-        place_anew(connection, study, json.loads(result))
+        update_standings(connection, study, json.loads(result))
 
 
 def _locked(connection: Connection, study_id: str) -> Row[Any]:
-    """The study's row, locked until the transaction ends. Raises `NotFoundError`."""
-    found = connection.execute(
+    """Return the study's row, locked until the transaction ends. Raises `NotFoundError`."""
+    row = connection.execute(
         select(studies).where(studies.c.id == study_id).with_for_update()
     ).first()
-    if found is None:
+    if row is None:
         raise NotFoundError(
             f"there is no study {study_id!r}", remedy="`autotune list` shows the studies"
         )
-    return found
+    return row
 
 
 def delete_study(connection: Connection, study_id: str, learners: Sequence[str]) -> None:
-    """Deletes the study with that exact id, which must have ended. `learners`: ids of studies whose
-    history says that it is gone."""
+    """Delete the study with exactly this id, which must have ended. `learners`: ids of studies that
+    learned from it; their histories get an event."""
     study = locking.find(connection, study_id)
     if study.status not in locking.TERMINAL:
         raise ConflictError(
@@ -175,14 +174,14 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
         connection.execute(delete(table).where(table.c.study == study.key))
     connection.execute(delete(studies).where(studies.c.key == study.key))
     for learner in learners:
-        line = (
+        event = (
             EventKind.TEACHER_DELETED,
             {
                 "study": study_id,
                 "message": f"study {study_id}, from which this one learned, was deleted",
             },
         )
-        append(connection, locking.find(connection, learner).key, [line])
-    # after the learners: a controller too writes to its study before it waits for the records
+        append(connection, locking.find(connection, learner).key, [event])
+    # records last, in the order that controllers lock study and records, to avoid deadlocks
     for workload, of_workload in groupby(configs, key=lambda row: row.workload):
-        keep_records(connection, workload, [row.config_key for row in of_workload])
+        update_records(connection, workload, [row.config_key for row in of_workload])

@@ -1,9 +1,10 @@
-"""The lease on a study, which gives one controller the right to write: it expires unless renewed,
-and carries a fencing number that only grows.
+"""The lease on a study, which allows one controller to write. It expires unless it is renewed, and
+has a fencing number.
 
-Each claim raises the number, and each write presents the number of its lease. A controller that was
-suspended while another one took over its study therefore finds all its writes refused. A lease that
-has expired but was not taken over still allows writes, because nobody else can have written.
+Each claim increases the number, and each write requires the current one. So all writes of a
+controller are rejected after another one took over its study, even if it was suspended meanwhile. A
+lease that has expired but was not taken over still allows writes, because no other controller has
+written.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ _FIND = select(studies).where(studies.c.id == bindparam("of_study"))
 
 
 class FencedError(ConflictError):
-    """The lease was taken over or released; `study` is the key of its study."""
+    """The lease was taken over or released."""
 
     study: int
+    """key of its study"""
 
     @property
     def kind(self) -> str:
-        """In responses it is a conflict like any other."""
+        """The kind in responses: that of any conflict."""
         return "conflict"
 
 
 def claim(
     database: Database, connection: Connection, study_id: str, owner: str, lease_s: float
 ) -> Lease | None:
-    """Takes the lease; None while somebody else holds it."""
+    """Claim the lease, and return it; None if the study is leased. Raises `ConflictError` if it has
+    ended."""
     owner = clean(owner)
     if not owner:
         raise ConflictError("a lease needs the name of an owner, but the name is empty")
@@ -60,10 +63,10 @@ def claim(
         .returning(studies.c.key, studies.c.fence)
     ).first()
     if row is None:
-        found = find(connection, study_id)
-        if found.status in TERMINAL:
+        study = find(connection, study_id)
+        if study.status in TERMINAL:
             raise ConflictError(
-                f"a study that has ended cannot be claimed, and study {study_id} is {found.status.lower()}"
+                f"a study that has ended cannot be claimed, and study {study_id} is {study.status.lower()}"
             )
         return None
     append(connection, row.key, [(EventKind.CLAIMED, {"owner": owner, "fence": row.fence})])
@@ -71,7 +74,7 @@ def claim(
 
 
 def holder(connection: Connection, study_id: str) -> Lease | None:
-    """The last lease that was taken and not released; it may have expired."""
+    """Return the last claimed lease, which may have expired; None if it was released."""
     row = find(connection, study_id)
     if not row.lease_owner:
         return None
@@ -84,49 +87,49 @@ def holder(connection: Connection, study_id: str) -> Lease | None:
 
 
 def is_held(database: Database, connection: Connection, study_id: str) -> bool:
-    """Whether somebody's lease is in force, by the clock by which it was given."""
+    """Return whether the study has a lease that has not expired, by the clock of the store."""
     row = find(connection, study_id)
     return bool(row.lease_owner) and row.lease_expires_us > database.server_now_us(connection)
 
 
 def renew(database: Database, connection: Connection, lease: Lease, lease_s: float) -> Lease:
-    """The lease with a new expiry. An expired lease can be renewed too, unless it was taken
-    over."""
+    """Renew the lease, and return it. An expired lease can be renewed unless it was taken over.
+    Raises `FencedError`."""
     expires = database.server_now_us(connection) + round(lease_s * 1e6)
-    if not connection.execute(_EXTEND, {**_named(lease), "expires": expires}).rowcount:
-        refuse(connection, lease)
+    if not connection.execute(_EXTEND, {**_parameters(lease), "expires": expires}).rowcount:
+        raise_fenced(connection, lease)
     return Lease(
         study=lease.study, owner=lease.owner, fence=lease.fence, expires_at=from_us(expires)
     )
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """Releases the lease, if it is still held."""
-    held = connection.execute(_HOLD, _named(lease)).first()
-    if held is not None:
+    """Release the lease, if it was not taken over."""
+    study = connection.execute(_HOLD, _parameters(lease)).first()
+    if study is not None:
         connection.execute(
             update(studies)
-            .where(studies.c.key == held.key)
+            .where(studies.c.key == study.key)
             .values(lease_owner="", lease_expires_us=0)
         )
         append(
             connection,
-            held.key,
+            study.key,
             [(EventKind.RELEASED, {"owner": lease.owner, "fence": lease.fence})],
         )
 
 
 def hold(connection: Connection, lease: Lease) -> Row[Any]:
-    """The study's row, locked until the transaction ends. Raises `FencedError` when the lease was
-    taken over."""
-    row = connection.execute(_HOLD, _named(lease)).first()
+    """Return the study's row, locked until the transaction ends. Raises `FencedError` if the lease
+    was taken over."""
+    row = connection.execute(_HOLD, _parameters(lease)).first()
     if row is None:
-        refuse(connection, lease)
+        raise_fenced(connection, lease)
     return row
 
 
-def refuse(connection: Connection, lease: Lease) -> NoReturn:
-    """Raises `FencedError`, which names the present holder."""
+def raise_fenced(connection: Connection, lease: Lease) -> NoReturn:
+    """Raise `FencedError` with the current holder."""
     row = find(connection, lease.study)
     holder = (
         f"fence {row.fence} and owner {row.lease_owner}"
@@ -142,7 +145,7 @@ def refuse(connection: Connection, lease: Lease) -> NoReturn:
 
 
 def find(connection: Connection, study_id: str) -> Row[Any]:
-    """The row of this exact id. Raises `NotFoundError`."""
+    """Return the row of the study with exactly this id. Raises `NotFoundError`."""
     row = connection.execute(_FIND, {"of_study": study_id}).first()
     if row is None:
         raise NotFoundError(
@@ -151,5 +154,6 @@ def find(connection: Connection, study_id: str) -> Row[Any]:
     return row
 
 
-def _named(lease: Lease) -> dict[str, Any]:
+def _parameters(lease: Lease) -> dict[str, Any]:
+    """Return the bind parameters of `_HELD`."""
     return {"of_study": lease.study, "of_fence": lease.fence, "of_owner": lease.owner}

@@ -1,5 +1,5 @@
-"""Observed runs: appended when a run has ended, never changed. What is asked about has columns; the
-document holds the rest."""
+"""Observed runs, stored when they end and never changed. Values that queries use have columns; the
+others are in the document."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autotune.store.connection.database import now_us, to_us
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import clean
 from autotune.store.tables import observed, workloads
-from autotune.store.writes.submissions import keep_workload, new_id
+from autotune.store.writes.submissions import new_id, workload_key
 
-_OF_WORKLOAD = ("model", "cluster", "gpu", "trainer")
+_WORKLOAD_FILTERS = ("model", "cluster", "gpu", "trainer")
 
 
 def keep(connection: Connection, run: ObservedRun) -> str:
-    """Stores the run and returns its id."""
+    """Store the run, and return its id."""
     run_id = new_id()
     document = {k: v for k, v in run.to_dict().items() if k not in ("kind", "id", "workload")}
     trial = run.as_trial()
@@ -30,7 +30,7 @@ def keep(connection: Connection, run: ObservedRun) -> str:
     connection.execute(
         insert(observed).values(
             id=run_id,
-            workload=keep_workload(connection, run.workload) if run.workload else None,
+            workload=workload_key(connection, run.workload) if run.workload else None,
             program=clean(run.program),
             outcome=str(run.outcome),
             config=str(run.config or ""),
@@ -48,17 +48,17 @@ def keep(connection: Connection, run: ObservedRun) -> str:
 def read(
     connection: Connection, *, limit: int, offset: int, **filters: Unpack[ObservedFilter]
 ) -> Sequence[ObservedRun]:
-    """Runs that match all filters, the one that was kept last first."""
+    """Return the runs that match all filters, the last stored one first."""
     query = select(observed, workloads.c.workload.label("of_workload")).outerjoin(
         workloads, workloads.c.key == observed.c.workload
     )
-    asked: dict[str, Any] = {name: value for name, value in filters.items() if value}
-    if asked.pop("measured", False):
+    given: dict[str, Any] = {name: value for name, value in filters.items() if value}
+    if given.pop("measured", False):
         query = query.where(observed.c.throughput.is_not(None))
-    if (start := asked.pop("id", "")) != "":
-        query = query.where(observed.c.id.startswith(start, autoescape=True))
-    for name, value in asked.items():
-        query = query.where((workloads if name in _OF_WORKLOAD else observed).c[name] == value)
+    if (prefix := given.pop("id", "")) != "":
+        query = query.where(observed.c.id.startswith(prefix, autoescape=True))
+    for name, value in given.items():
+        query = query.where((workloads if name in _WORKLOAD_FILTERS else observed).c[name] == value)
     rows = connection.execute(
         query.order_by(observed.c.key.desc()).limit(limit).offset(offset)
     ).all()
@@ -66,6 +66,7 @@ def read(
 
 
 def _run(row: Row[Any]) -> ObservedRun:
+    """Return the run of a row."""
     workload = json.loads(row.of_workload) if row.of_workload is not None else None
     return ObservedRun.from_dict(
         {**unpack_document(row.document), "id": row.id, "workload": workload}

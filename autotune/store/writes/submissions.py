@@ -1,4 +1,4 @@
-"""Submissions: a new study is stored once, however often its client had to repeat the request.
+"""Submissions of studies. A repeated request with the same idempotency key stores the study once.
 
 Idempotency keys are separate for each owner: the same key of another owner is another submission.
 """
@@ -26,7 +26,7 @@ from autotune.store.writes.history import append
 from autotune.store.writes.locking import TERMINAL
 
 _LETTERS = "abcdefghjkmnpqrstvwxyz"
-_SIGNS = _LETTERS + "23456789"
+_CHARACTERS = _LETTERS + "23456789"
 
 
 def submit(
@@ -36,10 +36,10 @@ def submit(
     idempotency_key: str | None,
     owner: str,
 ) -> str:
-    """Stores the study as QUEUED and returns its id; a key that was used before returns the id of
-    its study."""
+    """Store the study as QUEUED, and return its id; for a known key, return the id of its study.
+    Raises `ConflictError` if the key was used with another spec."""
     owner, values = clean(owner), study.to_dict()
-    mark = fingerprint([values, json_text(spec)])
+    digest = fingerprint([values, json_text(spec)])
     if idempotency_key is not None:
         lock(connection, fingerprint([owner, idempotency_key]))
         row = connection.execute(
@@ -57,11 +57,11 @@ def submit(
             )
         ).first()
         if row is not None:
-            # A release with more fields computes other fingerprints: then the stored study and spec
-            # decide. What a spec does not say of the budget may have another default by now.
-            kept = Study.from_dict(json.loads(row.values_text))
-            kept = replace(kept, budget=study.budget) if spec else kept
-            if row.fingerprint != mark and (kept, row.spec) != (study, json_text(spec)):
+            # a release with more fields computes other fingerprints, so study and spec are compared;
+            # defaults of the budget may have changed
+            stored = Study.from_dict(json.loads(row.values_text))
+            stored = replace(stored, budget=study.budget) if spec else stored
+            if row.fingerprint != digest and (stored, row.spec) != (study, json_text(spec)):
                 raise ConflictError(
                     f"an idempotency key belongs to one spec, but study {row.id} used this key with a different spec",
                     remedy="use a new key for a new spec",
@@ -76,7 +76,7 @@ def submit(
     if idempotency_key is not None:
         connection.execute(
             insert(submissions).values(
-                owner=owner, idempotency_key=clean(idempotency_key), fingerprint=mark, study=key
+                owner=owner, idempotency_key=clean(idempotency_key), fingerprint=digest, study=key
             )
         )
     append(connection, key, [(EventKind.SUBMITTED, {"name": study.name, "owner": owner})])
@@ -84,8 +84,8 @@ def submit(
 
 
 def find_unfinished(connection: Connection, study: Study, spec: Mapping[str, Any]) -> str | None:
-    """The id of the newest study of the same name and spec that has not ended. Nobody else submits
-    one of this name until the transaction ends."""
+    """Return the id of the newest study with the same name and spec that has not ended; None if
+    there is none. Blocks submissions of this name until the transaction ends."""
     name = clean(study.name)
     lock(connection, fingerprint(["studies of one name", name]))
     rows = connection.execute(
@@ -107,7 +107,8 @@ def find_unfinished(connection: Connection, study: Study, spec: Mapping[str, Any
 
 
 def _insert_study(connection: Connection, study: Study, owner: str, now: int) -> tuple[int, str]:
-    workload = keep_workload(connection, study.workload)
+    """Insert the study's row, and return its (key, id)."""
+    workload = workload_key(connection, study.workload)
     study_id = new_id()
     key = connection.execute(
         insert(studies)
@@ -133,16 +134,16 @@ def _insert_study(connection: Connection, study: Study, owner: str, now: int) ->
     return key, study_id
 
 
-def keep_workload(connection: Connection, workload: Workload) -> int:
-    """The key of the workload; a new workload is stored."""
+def workload_key(connection: Connection, workload: Workload) -> int:
+    """Return the key of the workload's row, which is inserted if it is new."""
     values = workload.to_dict()
-    mark = identity(values)
-    known = select(workloads.c.key).where(workloads.c.fingerprint == mark)
-    key = connection.execute(known).scalar()
+    digest = identity(values)
+    query = select(workloads.c.key).where(workloads.c.fingerprint == digest)
+    key = connection.execute(query).scalar()
     if key is None:
         connection.execute(
             insert_if_new(connection, workloads).values(
-                fingerprint=mark,
+                fingerprint=digest,
                 model=clean(workload.model.name),
                 cluster=clean(workload.cluster.name),
                 gpu=clean(workload.cluster.gpu.name),
@@ -152,17 +153,17 @@ def keep_workload(connection: Connection, workload: Workload) -> int:
                 workload=canonical(values),
             )
         )
-        key = connection.execute(known).scalar_one()
+        key = connection.execute(query).scalar_one()
     return int(key)
 
 
 def insert_if_new(connection: Connection, table: Table) -> Any:
-    """An INSERT that does nothing when a row with the same key exists."""
+    """Return an INSERT that does nothing if a row with the same key exists."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     return dialect.insert(table).on_conflict_do_nothing()
 
 
 def new_id() -> str:
-    """A random id of ten letters and digits that cannot be confused with each other; the first is a
-    letter. 6e13 ids, safe in paths, hosts and labels."""
-    return secrets.choice(_LETTERS) + "".join(secrets.choice(_SIGNS) for _ in range(9))
+    """Return a random id of ten letters and digits, without those that look alike; the first is a
+    letter. There are 4e14 ids. They are valid in paths, host names and labels."""
+    return secrets.choice(_LETTERS) + "".join(secrets.choice(_CHARACTERS) for _ in range(9))

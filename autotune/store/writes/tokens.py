@@ -1,12 +1,11 @@
-"""Access tokens: shown once and stored as a hash, with owner, scope, expiry and revocation.
+"""Access tokens, stored as hashes with owner, scope, expiry and revocation; and the append-only
+audit log of the service.
 
-    at_ID_SECRET     ID finds the row; SECRET is 256 random bits
+    at_ID_SECRET     text of a token; ID: key of its row; SECRET: 256 random bits
 
-Nobody guesses 256 random bits, so a fast hash (HMAC-SHA-256, with a salt) keeps a secret as safe as
-a slow one, and a wrong token costs no more than a right one. Stores of earlier releases hold scrypt
-hashes. Such a token pays the slow hash once: when it is first shown, its row gets the fast hash.
-
-The audit log: who did what through the service. It is only ever appended to.
+Because 256 random bits cannot be guessed, a fast hash (HMAC-SHA-256 with a salt) is as safe as a
+slow one. Earlier releases stored scrypt hashes, which are replaced by fast ones when their token is
+first used.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ from autotune.store.rows import clean, json_text
 from autotune.store.tables import audit, tokens
 
 FAST = b"hmac-sha256:"
-"""how a fast hash begins; a scrypt hash has 32 bytes and no beginning"""
+"""prefix of a fast hash; a scrypt hash has 32 bytes and no prefix"""
 
 _FIND = select(tokens).where(tokens.c.id == bindparam("of_id"))
 
 
-class TokenKeeper:
+class TokenTable:
     """Implements `autotune.ports.TokenStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._renewed: dict[bytes, bytes] = {}
-        """fast hashes by the slow ones that they replace, also where the row cannot be written"""
-        self._slowly = threading.Lock()
-        """one slow hash at a time: whoever shows an old token while it is hashed waits for the
-        answer instead of hashing it too"""
+        """fast hashes by the scrypt hashes that they replace, even if the row cannot be updated"""
+        self._scrypt_lock = threading.Lock()
+        """limits scrypt to one hash at a time, so that concurrent requests with the same token
+        compute it once"""
 
     def create(
         self, owner: str, scope: str, *, expires_in_s: float | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown
-        scope or a lifetime that is not positive."""
+        """Create a token, and return it with its text, which is not stored. Raises `SpecError` for
+        an unknown scope or an invalid lifetime."""
         one_of("scope", scope, SCOPES)
         if expires_in_s is not None and not 0 < expires_in_s < 1e10:
             raise SpecError(
@@ -74,11 +73,11 @@ class TokenKeeper:
         }
         with self._database.write(durable=True) as connection:
             connection.execute(insert(tokens).values(**row))
-            kept = connection.execute(_FIND, {"of_id": name}).one()
-        return _read(kept), f"at_{name}_{secret}"
+            stored = connection.execute(_FIND, {"of_id": name}).one()
+        return _read(stored), f"at_{name}_{secret}"
 
     def check(self, text: str) -> Token | None:
-        """The token of that text; None when it is unknown, wrong, expired or revoked."""
+        """Return the token with this text; None if it is unknown, wrong, expired or revoked."""
         prefix, _, rest = text.partition("_")
         name, _, secret = rest.partition("_")
         if (
@@ -100,7 +99,7 @@ class TokenKeeper:
         return _read(row) if self._matches(secret, row) else None
 
     def revoke(self, token_id: str) -> Token:
-        """Revokes the token, from now on. Raises `NotFoundError`."""
+        """Revoke the token, and return it. Raises `NotFoundError`."""
         with self._database.write(durable=True) as connection:
             connection.execute(
                 update(tokens)
@@ -115,7 +114,7 @@ class TokenKeeper:
         return _read(row)
 
     def list(self) -> list[Token]:
-        """All tokens, oldest first."""
+        """Return all tokens, oldest first."""
         with self._database.read() as connection:
             return [
                 _read(row)
@@ -125,22 +124,23 @@ class TokenKeeper:
             ]
 
     def _matches(self, secret: str, row: Row[Any]) -> bool:
-        given = _hash(secret, row.salt)
+        """Return whether the secret is the row's; replace a scrypt hash by a fast one."""
+        fast_hash = _hash(secret, row.salt)
         known = row.hash if row.hash.startswith(FAST) else self._renewed.get(row.hash)
         if known is not None:
-            return hmac.compare_digest(given, known)
-        with self._slowly:
+            return hmac.compare_digest(fast_hash, known)
+        with self._scrypt_lock:
             if row.hash in self._renewed:
-                return hmac.compare_digest(given, self._renewed[row.hash])
-            if not hmac.compare_digest(_slow_hash(secret, row.salt), row.hash):
+                return hmac.compare_digest(fast_hash, self._renewed[row.hash])
+            if not hmac.compare_digest(_scrypt_hash(secret, row.salt), row.hash):
                 return False
-            self._renewed[row.hash] = given
+            self._renewed[row.hash] = fast_hash
         renewal = (
             update(tokens)
             .where(tokens.c.id == row.id, tokens.c.hash == row.hash)
-            .values(hash=given)
+            .values(hash=fast_hash)
         )
-        # one that cannot be written now works as well
+        # the token is valid even if the new hash cannot be stored
         with (
             suppress(StoreError),
             self._database.write() as connection,
@@ -150,17 +150,19 @@ class TokenKeeper:
 
 
 def _hash(secret: str, salt: bytes) -> bytes:
+    """Return the fast hash with its prefix."""
     return FAST + hmac.digest(salt, secret.encode("utf-8", "surrogatepass"), "sha256")
 
 
-def _slow_hash(secret: str, salt: bytes) -> bytes:
-    """The hash of releases before this one (RFC 7914: 16 MiB, some tens of milliseconds)."""
+def _scrypt_hash(secret: str, salt: bytes) -> bytes:
+    """Return the scrypt hash (RFC 7914) of earlier releases. It takes 16 MiB and tens of ms."""
     return hashlib.scrypt(
         secret.encode("utf-8", "surrogatepass"), salt=salt, n=1 << 14, r=8, p=1, dklen=32
     )
 
 
 def _read(row: Row[Any]) -> Token:
+    """Return the token of a row."""
     return Token(
         id=row.id,
         owner=row.owner,
@@ -171,10 +173,10 @@ def _read(row: Row[Any]) -> Token:
     )
 
 
-def keep_audit(
+def append_audit(
     connection: Connection, actor: str, action: str, subject: str, data: Mapping[str, Any]
 ) -> None:
-    """Appends a line."""
+    """Append an event to the audit log."""
     row = {
         "actor": clean(actor),
         "action": clean(action),
@@ -185,15 +187,16 @@ def keep_audit(
 
 
 def read_audit(connection: Connection, *, after: int | None, limit: int) -> list[AuditEvent]:
-    """The first lines with a larger number than `after`, in order; of None, the newest lines."""
+    """Return the first `limit` events of the audit log after this number, in order; with None the
+    newest ones."""
     if after is None:
         newest = connection.execute(select(audit).order_by(audit.c.sequence.desc()).limit(limit))
         rows = list(newest)[::-1]
     else:
-        found = (
+        query = (
             select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit)
         )
-        rows = list(connection.execute(found))
+        rows = list(connection.execute(query))
     return [
         AuditEvent(
             sequence=row.sequence,

@@ -23,11 +23,11 @@ from autotune.store.connection.database import now_us
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row, read_trial
 from autotune.store.tables import attempts, trials, workloads
-from autotune.store.upkeep.checksums import resealed, sealed
+from autotune.store.upkeep.checksums import changes_with_checksum, with_checksum
 from autotune.store.writes import locking
-from autotune.store.writes.best_trials import keep_records
-from autotune.store.writes.history import Line, append
-from autotune.store.writes.submissions import keep_workload
+from autotune.store.writes.best_trials import update_records
+from autotune.store.writes.history import NewEvent, append
+from autotune.store.writes.submissions import workload_key
 
 OPEN = (str(TrialStatus.PENDING), str(TrialStatus.RUNNING))
 
@@ -110,12 +110,12 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
             f"trials are numbered without gaps: the next number in study {lease.study} is {study.num_trials}, "
             f"but the new trial has {trial.number}"
         )
-    _refuse_terminal(study)
+    _check_not_ended(study)
     workload = (
-        keep_workload(connection, trial.stands_for.workload) if trial.stands_for else study.workload
+        workload_key(connection, trial.stands_for.workload) if trial.stands_for else study.workload
     )
     row = new_trial_row(trial, study=study.key, workload=workload, now=now_us())
-    connection.execute(_ADD, sealed(trials, row))
+    connection.execute(_ADD, with_checksum(trials, row))
     line = {
         "number": trial.number,
         "config": str(trial.config),
@@ -137,7 +137,7 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         raise ConflictError(
             f"only an open trial can be started, but trial {number} of study {lease.study} is {row.status.lower()}"
         )
-    _refuse_terminal(study)
+    _check_not_ended(study)
     if attempt != row.attempts + 1:
         raise ConflictError(
             f"the next attempt of trial {number} must be {row.attempts + 1}, but is {attempt}"
@@ -152,7 +152,9 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         "attempts": attempt,
         "started_us": now if row.started_us is None else row.started_us,
     }
-    connection.execute(_RUN, {"of_key": row.key, **resealed(trials, row._mapping, runs)})
+    connection.execute(
+        _RUN, {"of_key": row.key, **changes_with_checksum(trials, row._mapping, runs)}
+    )
     started = {
         "study": study.key,
         "number": number,
@@ -160,15 +162,15 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         "fence": lease.fence,
         "started_us": now,
     }
-    connection.execute(_ADD_ATTEMPT, sealed(attempts, {**started, "steps": b""}))
+    connection.execute(_ADD_ATTEMPT, with_checksum(attempts, {**started, "steps": b""}))
     append(
         connection, study.key, [(EventKind.TRIAL_STARTED, {"number": number, "attempt": attempt})]
     )
 
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
-    """Store that the running attempt continues under this lease. Raises `ConflictError` if the attempt
-    is not running."""
+    """Store that the running attempt continues under this lease. Raises `ConflictError` if the
+    attempt is not running."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
@@ -177,7 +179,7 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
             f"attempt {attempt} of trial {number} is not running, so it cannot be adopted"
         )
     if running.fence != lease.fence:
-        changes = resealed(attempts, running._mapping, {"fence": lease.fence})
+        changes = changes_with_checksum(attempts, running._mapping, {"fence": lease.fence})
         connection.execute(update(attempts).where(attempts.c.key == running.key).values(**changes))
         append(
             connection,
@@ -187,8 +189,8 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
-    """Append the steps of each report to its attempt. Raises `NotFoundError` for an attempt that was
-    never started."""
+    """Append the steps of each report to its attempt. Raises `NotFoundError` for an attempt that
+    was never started."""
     study = locking.hold(connection, lease)
     grown: dict[tuple[int, int], tuple[Row[Any], bytes]] = {}
     for report in steps:
@@ -204,7 +206,8 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
         grown[number, attempt] = (row, append_steps(packed, report))
     for row, packed in grown.values():
         connection.execute(
-            _STEPS, {"of_key": row.key, **resealed(attempts, row._mapping, {"steps": packed})}
+            _STEPS,
+            {"of_key": row.key, **changes_with_checksum(attempts, row._mapping, {"steps": packed})},
         )
 
 
@@ -221,8 +224,8 @@ def end_attempt(
 
 
 def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
-    """Make the trial terminal, with status, measurement, reward, failure and reason of `trial`. If it
-    is terminal already, store `trial` as a late report."""
+    """Make the trial terminal, with status, measurement, reward, failure and reason of `trial`. If
+    it is terminal already, store `trial` as a late report."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, trial.number)
     stored = read_trial(lease.study, row)
@@ -236,11 +239,13 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
     _check_ending(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
     columns = ended_columns(stored, trial, num_gpus=row.num_gpus, now=now)
-    connection.execute(_END, {"of_key": row.key, **resealed(trials, row._mapping, columns)})
+    connection.execute(
+        _END, {"of_key": row.key, **changes_with_checksum(trials, row._mapping, columns)}
+    )
     if row.attempts:
         _close(connection, study, trial.number, trial.failure, now)
     if columns["throughput"] is not None:
-        keep_records(connection, row.workload, [row.config_key])
+        update_records(connection, row.workload, [row.config_key])
     append(
         connection,
         study.key,
@@ -248,7 +253,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
     )
 
 
-def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
+def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[NewEvent]:
     """Cancel all open trials of a study that ends, and return the events for its history."""
     still_open = (
         select(trials)
@@ -258,7 +263,7 @@ def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Li
     rows = connection.execute(still_open).all()
     now, status = now_us(), str(TrialStatus.CANCELLED)
     for row in rows:
-        changes = resealed(trials, row._mapping, {"status": status, "ended_us": now})
+        changes = changes_with_checksum(trials, row._mapping, {"status": status, "ended_us": now})
         connection.execute(update(trials).where(trials.c.key == row.key).values(**changes))
         _close(connection, study, row.number, None, now)
     return [
@@ -282,7 +287,7 @@ def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence:
 
 
 def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[str, Any]:
-    """Data of the event `trial.ended`. `throughput`: tokens/s per GPU."""
+    """Return the data of the event `trial.ended`. `throughput`: tokens/s per GPU."""
     line: dict[str, Any] = {
         "number": trial.number,
         "status": str(trial.status),
@@ -309,11 +314,13 @@ def _close(
     for row in connection.execute(
         _OPEN_ATTEMPTS, {"of_study": study.key, "of_number": number}
     ).all():
-        connection.execute(_CLOSE, {"of_key": row.key, **resealed(attempts, row._mapping, changes)})
+        connection.execute(
+            _CLOSE, {"of_key": row.key, **changes_with_checksum(attempts, row._mapping, changes)}
+        )
 
 
 def _trial(connection: Connection, study: Row[Any], number: int) -> Row[Any]:
-    """The row of a trial. Raises `NotFoundError`."""
+    """Return the row of a trial. Raises `NotFoundError`."""
     row = connection.execute(_TRIAL, {"of_study": study.key, "of_number": number}).first()
     if row is None:
         raise NotFoundError(f"study {study.id} has no trial {number}")
@@ -321,7 +328,7 @@ def _trial(connection: Connection, study: Row[Any], number: int) -> Row[Any]:
 
 
 def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int) -> Row[Any]:
-    """The row of an attempt. Raises `NotFoundError`."""
+    """Return the row of an attempt. Raises `NotFoundError`."""
     parameters = {"of_study": study.key, "of_number": number, "of_attempt": attempt}
     row = connection.execute(_ATTEMPT, parameters).first()
     if row is None:
@@ -343,7 +350,7 @@ def _check_ending(trial: Trial, *, was_started: bool) -> None:
         raise ConflictError(f"{prefix} without a failure")
 
 
-def _refuse_terminal(study: Row[Any]) -> None:
+def _check_not_ended(study: Row[Any]) -> None:
     """Raise `ConflictError` if the study has ended."""
     if study.status in locking.TERMINAL:
         raise ConflictError(

@@ -32,7 +32,7 @@ CUT_OFF = Failure(
     message="the study's controller ended while this attempt was running",
 )
 """failure of an attempt that was not adopted by the next controller; not counted as lost"""
-UNASKED = Failure(
+PROGRAM_DEFAULTS = Failure(
     kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without a request"
 )
 OVERDUE = "the attempt exceeded the trial timeout, and the runner did not stop it"

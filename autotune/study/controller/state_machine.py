@@ -43,7 +43,14 @@ from autotune.spec import (
 )
 from autotune.study.controller.accounts import Accounts
 from autotune.study.controller.admission import Admission, Correct, Predict, Refuse
-from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED, Attempt, Attempts
+from autotune.study.controller.attempts import (
+    CUT_OFF,
+    OVERDUE,
+    PROGRAM_DEFAULTS,
+    SILENT,
+    Attempt,
+    Attempts,
+)
 from autotune.study.controller.budget import Spent, everything_is_over
 from autotune.study.controller.commands import (
     TIME_IS_OVER,
@@ -276,7 +283,7 @@ class Controller:
         if attempt.cancelled and (event.cancelled or attempt.overdue):
             self._end_trial(attempt.end_of(trial))
         elif event.cancelled:
-            self._retry(trial.number, UNASKED)
+            self._retry(trial.number, PROGRAM_DEFAULTS)
         elif event.failure is not None and event.failure.kind.is_retried:
             self._retry(trial.number, event.failure)
         else:

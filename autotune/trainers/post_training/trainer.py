@@ -340,7 +340,7 @@ def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
 
 def rl_value(rl: PostTraining, c: ParallelConfig, name: str) -> Any:
     """The value of a knob of post-training in a config, or today's."""
-    return c.extra.get(name, rl.today(name))
+    return c.extra.get(name, rl.current(name))
 
 
 def grid(workload: Workload, ranks: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from autotune.store import SqlStore
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import config_key
 from autotune.store.tables import attempts, events, records, specs, studies, trials
-from autotune.store.writes.best_trials import keep_records
+from autotune.store.writes.best_trials import update_records
 from tests.store.forging import seal_all
 
 
@@ -105,5 +105,5 @@ class Forger:
             connection.execute(update(studies).values(self.study | counts))
             connection.execute(update(specs).values(result=json.dumps(self.result)))
             for row in self.trials:
-                keep_records(connection, row["workload"], [row["config_key"]])
+                update_records(connection, row["workload"], [row["config_key"]])
             seal_all(connection)

@@ -23,7 +23,7 @@ from autotune.study.controller import (
     StopAsked,
     Tick,
 )
-from autotune.study.controller.attempts import UNASKED
+from autotune.study.controller.attempts import PROGRAM_DEFAULTS
 from tests.chaos.replay.history import Decided
 
 WISHES: Mapping[str, Event] = {
@@ -73,7 +73,7 @@ def _ended(attempt: AttemptId, decided: Decided, trial: Callable[[int], Trial]) 
             failure = Failure.from_dict(line.data["failure"])
             return (
                 AttemptEnded(id=attempt, cancelled=True)
-                if failure == UNASKED
+                if failure == PROGRAM_DEFAULTS
                 else _failed(attempt, failure)
             )
         if line.kind == "trial.late":
@@ -82,7 +82,7 @@ def _ended(attempt: AttemptId, decided: Decided, trial: Callable[[int], Trial]) 
 
 
 def _of_trial(attempt: AttemptId, trial: Trial) -> AttemptEnded:
-    if trial.status is TrialStatus.CANCELLED or trial.failure == UNASKED:
+    if trial.status is TrialStatus.CANCELLED or trial.failure == PROGRAM_DEFAULTS:
         return AttemptEnded(id=attempt, cancelled=True)
     measurement = _as_reported(trial.measurement)
     if trial.failure is not None:

@@ -42,7 +42,7 @@ from torch import nn
 from autotune.errors import ConfigError, MissingExtraError
 from autotune.spec import ModelSpec
 from autotune.spec.checks import nearest
-from autotune.spec.hugging_face.alike import as_alike
+from autotune.spec.hugging_face.equivalents import as_equivalent
 
 
 def block_names(built: BuiltModel) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def build_class(model: ModelSpec) -> BuiltModel:
             remedy="run pip install transformers, or set `model: PATH` for the native decoder with the same shape",
             field="model.hf",
         ) from error
-    document = dict(as_alike(json.loads(model.source)))
+    document = dict(as_equivalent(json.loads(model.source)))
     try:
         config = transformers.AutoConfig.for_model(document["model_type"]).from_dict(document)
         config.use_cache = False

@@ -37,7 +37,7 @@ BATCH = 10_000
 
 
 def new_key(config: str) -> int:
-    """The key of a config's text: 64 bits, signed."""
+    """Return the key of a config's text: 64 bits, signed."""
     values = {
         name: _value(name, text)
         for name, _, text in (pair.partition("=") for pair in config.split(","))
@@ -50,7 +50,7 @@ def new_key(config: str) -> int:
 
 
 def new_fingerprint(workload: Any) -> str:
-    """The fingerprint of a workload's values that are not null, false, zero or empty."""
+    """Return the fingerprint of a workload's values that are not null, false, zero or empty."""
     text = json.dumps(_said(workload), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

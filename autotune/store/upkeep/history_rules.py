@@ -1,12 +1,11 @@
-"""The laws of every study's history, which hold whatever process was killed while it was written.
-Pure: values in, sentences out.
+"""The rules of every study's history, which hold even if a process was killed while writing it.
 
 1. Events are numbered from 1 without gaps, trials from 0.
-2. A trial was asked once. A terminal trial ended once, in the status that it has; an open trial did not end.
-3. Attempts of a trial ran one after the other: each began after the one before was closed, none began after the trial's end, and an attempt was
-   adopted only while it ran.
+2. A trial was added once. A terminal trial ended once, with its status; an open trial did not end.
+3. Attempts of a trial do not overlap: each began after the previous one was closed, and none began
+   after the trial's end. Only a running attempt was adopted.
 4. A measured trial was started, and a failed trial has a failure.
-5. Fencing numbers only grow.
+5. Fencing numbers increase.
 6. A study that has ended has no open trial, ended once, and did not change its status afterwards.
 """
 
@@ -23,17 +22,18 @@ _ENDINGS = {status_kind(status) for status in StudyStatus if status.is_terminal}
 _STATES = {status_kind(status) for status in StudyStatus}
 
 
-def broken_laws(
+def rule_violations(
     record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
 ) -> list[str]:
-    """The broken laws of a study, in sentences; empty if there are none. `trials` and `events` are
-    all of its trials and events, in order."""
+    """Return a message for each violated rule; empty if there are none. `trials` and `events`: all
+    of the study's, in order."""
     return [f"study {record.id}: {fault}" for fault in _faults(record, trials, events)]
 
 
 def _faults(
     record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
 ) -> Iterable[str]:
+    """Yield the rule_violations of a study."""
     for index, event in enumerate(events, 1):
         if event.sequence != index:
             yield f"event {index} is numbered {event.sequence}"
@@ -42,7 +42,7 @@ def _faults(
         if trial.number != index:
             yield f"trial {index} is numbered {trial.number}"
             break
-    lines: dict[int, list[HistoryEvent]] = defaultdict(list)
+    by_trial: dict[int, list[HistoryEvent]] = defaultdict(list)
     for event in events:
         if event.kind in (
             EventKind.TRIAL_ASKED,
@@ -51,11 +51,11 @@ def _faults(
             EventKind.ATTEMPT_ENDED,
             EventKind.TRIAL_ENDED,
         ):
-            lines[event.data["number"]].append(event)
+            by_trial[event.data["number"]].append(event)
     for trial in trials:
-        for fault in _trial_faults(trial, lines.pop(trial.number, [])):
+        for fault in _trial_faults(trial, by_trial.pop(trial.number, [])):
             yield f"trial {trial.number} {fault}"
-    for number in lines:
+    for number in by_trial:
         yield f"trial {number} is in the history but not in the trials table"
     fences = [event.data["fence"] for event in events if event.kind == EventKind.CLAIMED]
     if any(later <= earlier for earlier, later in itertools.pairwise(fences)):
@@ -63,16 +63,17 @@ def _faults(
     yield from _study_faults(record, trials, events)
 
 
-def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
-    kinds = [line.kind for line in lines]
+def _trial_faults(trial: Trial, events: Sequence[HistoryEvent]) -> Iterable[str]:
+    """Yield the rule_violations of a trial, given its events."""
+    kinds = [event.kind for event in events]
     if kinds.count(EventKind.TRIAL_ASKED) != 1 or kinds[0] != EventKind.TRIAL_ASKED:
         yield f"must have exactly one trial.asked event, at the start, but has {kinds.count('trial.asked')}, and its history begins with {kinds[:1]}"
-    ended = [line for line in lines if line.kind == EventKind.TRIAL_ENDED]
+    ended = [event for event in events if event.kind == EventKind.TRIAL_ENDED]
     if len(ended) != (1 if trial.status.is_terminal else 0):
         yield f"is {trial.status} but ended {number_of(len(ended), 'time')}"
     elif ended and ended[0].data["status"] != trial.status:
         yield f"ended as {ended[0].data['status']} but is {trial.status}"
-    started = [line.data["attempt"] for line in lines if line.kind == EventKind.TRIAL_STARTED]
+    started = [event.data["attempt"] for event in events if event.kind == EventKind.TRIAL_STARTED]
     if started != list(range(1, trial.attempts + 1)):
         yield f"has {number_of(trial.attempts, 'attempt')} but started {started}"
     is_open = False
@@ -98,6 +99,7 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
 def _study_faults(
     record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]
 ) -> Iterable[str]:
+    """Yield the rule_violations of the study's status (rule 6)."""
     still_open = [trial.number for trial in trials if not trial.status.is_terminal]
     if record.status.is_terminal and still_open:
         yield f"is {record.status} but trials {still_open} are open"

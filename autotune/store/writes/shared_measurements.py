@@ -1,5 +1,5 @@
-"""What all studies share: calibrations of the cost model, profiles of models, and losses of the
-fp32 reference."""
+"""Measurements that all studies share: calibrations of the cost model, profiles of models, and
+losses of the fp32 reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.store.tables import calibrations, profiles, reference_losses
 def save_calibration(
     connection: Connection, cluster: str, trainer: str, values: Mapping[str, Any]
 ) -> None:
-    """Stores the constants of a cluster (or GPU type) and trainer, and replaces earlier ones."""
+    """Store the constants of a cluster (or GPU type) and trainer, replacing earlier ones."""
     row = {
         "cluster": clean(cluster),
         "trainer": clean(trainer),
@@ -31,7 +31,7 @@ def save_calibration(
 
 
 def calibration(connection: Connection, cluster: str, trainer: str) -> dict[str, Any] | None:
-    """The constants stored for exactly this cluster and trainer; None without any."""
+    """Return the constants stored for exactly this cluster and trainer; None if there are none."""
     query = select(calibrations.c["values"]).where(
         calibrations.c.cluster == cluster, calibrations.c.trainer == trainer
     )
@@ -40,13 +40,13 @@ def calibration(connection: Connection, cluster: str, trainer: str) -> dict[str,
 
 
 def save_profile(connection: Connection, fingerprint: str, values: Mapping[str, Any]) -> None:
-    """Stores what dry runs said of a model's training, and replaces what an earlier one said."""
+    """Store the dry runs of a model's training, replacing earlier ones."""
     row = {"fingerprint": clean(fingerprint), "at_us": now_us(), "values": canonical(dict(values))}
     connection.execute(_replace(connection, profiles, row))
 
 
 def profile(connection: Connection, fingerprint: str) -> dict[str, Any] | None:
-    """The profile stored under exactly this fingerprint; None without any."""
+    """Return the profile stored under exactly this fingerprint; None if there is none."""
     text = connection.execute(
         select(profiles.c["values"]).where(profiles.c.fingerprint == fingerprint)
     ).scalar()
@@ -56,8 +56,8 @@ def profile(connection: Connection, fingerprint: str) -> dict[str, Any] | None:
 def save_reference_losses(
     connection: Connection, model: str, data: str, seed: int, losses: Sequence[float]
 ) -> None:
-    """Stores the losses of the fp32 reference on these data, and replaces a series that is not
-    longer."""
+    """Store the losses of the fp32 reference on these data, by step. A longer stored series is not
+    replaced."""
     packed = np.asarray(losses, "<f8").tobytes()
     row = {
         "model": clean(model),
@@ -74,7 +74,7 @@ def save_reference_losses(
 def find_reference_losses(
     connection: Connection, model: str, data: str, seed: int
 ) -> tuple[float, ...] | None:
-    """The losses by step, from step 0; None if they were never measured."""
+    """Return the losses by step, from step 0; None if they were not measured."""
     query = select(reference_losses.c.losses).where(
         reference_losses.c.model == clean(model),
         reference_losses.c.data == clean(data),
@@ -85,6 +85,7 @@ def find_reference_losses(
 
 
 def _replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> Any:
+    """Return an INSERT that replaces a row with the same primary key."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     keys = [column.name for column in table.primary_key]
     rest = {name: value for name, value in row.items() if name not in keys}

@@ -1,5 +1,5 @@
-"""A study as everybody may see it: without the secrets of its spec. The store keeps them, because
-its trials are started with them."""
+"""Studies without the secrets of their specs, for all readers. The store keeps the secrets, because
+trials need them to start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked, secret_places,
 
 
 def secrets_of_record(record: StudyRecord) -> frozenset[str]:
-    """The secrets of what was asked that are long enough to be found in other texts."""
+    """Return the secrets in a study's spec, except those too short to search for in other texts."""
     study = record.study
     return secrets_of(study.trainer_options, study.runner_options, study.data, record.spec)
 
 
-def hidden_record(record: StudyRecord) -> StudyRecord:
-    """The record without its secrets."""
+def masked_record(record: StudyRecord) -> StudyRecord:
+    """Return the record with `***` instead of secrets."""
     study, spec = record.study, masked(record.spec)
     options, runner_options, data = (
         masked(part) for part in (study.trainer_options, study.runner_options, study.data)
@@ -36,12 +36,11 @@ def hidden_record(record: StudyRecord) -> StudyRecord:
     )
 
 
-def hidden_trials(record: StudyRecord, trials: Iterable[Trial]) -> list[Trial]:
-    """The trials of the study; their failures without what its program printed of the study's
-    secrets."""
-    secrets, found = secrets_of_record(record), list(trials)
+def masked_trials(record: StudyRecord, trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials with `***` instead of secrets that the program printed in its failures."""
+    secrets, stored = secrets_of_record(record), list(trials)
     if not secrets:
-        return found
+        return stored
     return [
         trial
         if (failure := trial.failure) is None
@@ -54,12 +53,12 @@ def hidden_trials(record: StudyRecord, trials: Iterable[Trial]) -> list[Trial]:
                 log_tail=without(secrets, failure.log_tail),
             ),
         )
-        for trial in found
+        for trial in stored
     ]
 
 
-def hidden_events(record: StudyRecord, events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
-    """The events of the study without its secrets."""
+def masked_events(record: StudyRecord, events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
+    """Return the study's events with `***` instead of secrets."""
     secrets = secrets_of_record(record)
     return [
         replace(event, data=without(secrets, event.data)) if secrets else event for event in events
@@ -67,7 +66,7 @@ def hidden_events(record: StudyRecord, events: Iterable[HistoryEvent]) -> list[H
 
 
 def secrets_note(study: Study) -> str:
-    """What to say of secrets in a spec when it is loaded; empty where there are none."""
+    """Return a note about secrets in a spec, for its author; empty if it has none."""
     places = secret_places(study.trainer_options)
     if not places:
         return ""

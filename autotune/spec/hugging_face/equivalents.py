@@ -1,5 +1,5 @@
-"""Families that compute the same as another transformers family, with other names: their
-`config.json` is read and exported as the other family's.
+"""Families that are equivalent to another transformers family with other names. Their `config.json`
+is read and exported as the other family's.
 
     internlm2, Yi, exaone, ...    Llama                        minicpm       Granite: factors of embedding, residuals and logits
     qwen (version 1)              Qwen2 with as many key heads as heads      chatglm (versions 2 and 3)   GLM-4
@@ -23,11 +23,11 @@ Document = Mapping[str, Any]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class Equivalent:
     """How a family maps to an equivalent family."""
 
     family: str
-    """the other's `model_type`"""
+    """`model_type` of the other family"""
     keys: Mapping[str, str] = field(default_factory=dict)
     """key of this family -> key of the other family"""
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -35,34 +35,35 @@ class Alike:
     None removes a key"""
 
 
-def as_alike(document: Document) -> Document:
-    """The file translated to the equivalent family; the same object if no family is equivalent."""
+def as_equivalent(document: Document) -> Document:
+    """Return the file translated to the equivalent family; the same object if there is none."""
     name = str(document.get("model_type") or "")
-    alike = ALIKE.get(name)
-    if alike is None:
+    equivalent = EQUIVALENTS.get(name)
+    if equivalent is None:
         return document
     own = {
         key: value
         for key, value in with_class_defaults(document, {}).items()
-        if key not in _OF_OWN_CODE
+        if key not in _CODE_KEYS
     }
-    named = {key: value for key, value in own.items() if key not in alike.keys}
-    named |= {alike.keys[key]: value for key, value in own.items() if key in alike.keys}
-    named["model_type"] = alike.family
-    changed = named | (alike.change(named) if alike.change is not None else {})
+    renamed = {key: value for key, value in own.items() if key not in equivalent.keys}
+    renamed |= {equivalent.keys[key]: value for key, value in own.items() if key in equivalent.keys}
+    renamed["model_type"] = equivalent.family
+    changed = renamed | (equivalent.change(renamed) if equivalent.change is not None else {})
     return {
         key: value for key, value in changed.items() if value is not None or key not in _REMOVED
     }
 
 
-_OF_OWN_CODE = ("auto_map", "architectures", "attn_implementation")
-"""keys for the family's own classes and kernels"""
+_CODE_KEYS = ("auto_map", "architectures", "attn_implementation")
+"""keys that name the family's own classes and kernels"""
 _REMOVED = ("multi_query_attention", "multi_query_group_num", "rope_scaling", "no_bias")
 """keys that `change` removes"""
 
 
 def _qwen(own: dict[str, Any]) -> dict[str, Any]:
-    """The file's MLP width counts gate and projection together."""
+    """Return the changed keys of Qwen version 1, whose MLP width counts gate and projection
+    together."""
     return {
         "intermediate_size": own["intermediate_size"] // 2,
         "num_key_value_heads": own["num_attention_heads"],
@@ -71,6 +72,7 @@ def _qwen(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chatglm(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the changed keys of ChatGLM: key-value heads and rotary positions."""
     heads = (
         own.get("multi_query_group_num")
         if own.get("multi_query_attention")
@@ -86,6 +88,7 @@ def _chatglm(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _minicpm(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the changed keys of MiniCPM: its scaling factors, and experts if there are any."""
     width, layers = own["hidden_size"], own["num_hidden_layers"]
     experts = (
         {"model_type": "granitemoe", "num_local_experts": own["num_experts"]}
@@ -102,7 +105,8 @@ def _minicpm(own: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text_of_images(own: dict[str, Any]) -> dict[str, Any]:
+def _text_positions(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the changed keys of rotary positions in three dimensions, which are equal in text."""
     rope, scaling = own.get("rope_parameters"), own.get("rope_scaling")
     changed: dict[str, Any] = {}
     if isinstance(rope, Mapping) and "mrope_section" in rope:
@@ -116,18 +120,18 @@ def _text_of_images(own: dict[str, Any]) -> dict[str, Any]:
 
 
 _BIAS = {"bias": "attention_bias"}
-ALIKE: Mapping[str, Alike] = {
+EQUIVALENTS: Mapping[str, Equivalent] = {
     **dict.fromkeys(
         ("Yi", "aquila", "internlm", "internlm2", "skywork", "xverse"),
-        Alike(family="llama", keys=_BIAS),
+        Equivalent(family="llama", keys=_BIAS),
     ),
-    "code_llama": Alike(family="llama"),
-    "exaone": Alike(
+    "code_llama": Equivalent(family="llama"),
+    "exaone": Equivalent(
         family="llama",
         keys={"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"},
     ),
-    "mimo": Alike(family="qwen2"),
-    "qwen": Alike(
+    "mimo": Equivalent(family="qwen2"),
+    "qwen": Equivalent(
         family="qwen2",
         keys={
             "layer_norm_epsilon": "rms_norm_eps",
@@ -136,7 +140,7 @@ ALIKE: Mapping[str, Alike] = {
         },
         change=_qwen,
     ),
-    "chatglm": Alike(
+    "chatglm": Equivalent(
         family="glm",
         keys={
             "num_layers": "num_hidden_layers",
@@ -149,19 +153,19 @@ ALIKE: Mapping[str, Alike] = {
         },
         change=_chatglm,
     ),
-    "minicpm": Alike(family="granite", change=_minicpm),
-    **dict.fromkeys(("phi4mm", "phi4_multimodal"), Alike(family="phi3")),
-    "stablelm_epoch": Alike(
+    "minicpm": Equivalent(family="granite", change=_minicpm),
+    **dict.fromkeys(("phi4mm", "phi4_multimodal"), Equivalent(family="phi3")),
+    "stablelm_epoch": Equivalent(
         family="stablelm", keys={"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"}
     ),
-    "kimi_k2": Alike(family="deepseek_v3"),
+    "kimi_k2": Equivalent(family="deepseek_v3"),
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"),
-        Alike(family="qwen2", change=_text_of_images),
+        Equivalent(family="qwen2", change=_text_positions),
     ),
-    "qwen3_vl_text": Alike(family="qwen3", change=_text_of_images),
-    "qwen3_vl_moe_text": Alike(family="qwen3_moe", change=_text_of_images),
-    "glm4v_text": Alike(family="glm4", change=_text_of_images),
-    "glm4v_moe_text": Alike(family="glm4_moe", change=_text_of_images),
+    "qwen3_vl_text": Equivalent(family="qwen3", change=_text_positions),
+    "qwen3_vl_moe_text": Equivalent(family="qwen3_moe", change=_text_positions),
+    "glm4v_text": Equivalent(family="glm4", change=_text_positions),
+    "glm4v_moe_text": Equivalent(family="glm4_moe", change=_text_positions),
 }
-"""by `model_type`"""
+"""families that are equivalent to another one, by `model_type`"""
