@@ -2,7 +2,7 @@
 
     AutotuneError
     ├── SpecError (ValueError)            the spec or an argument is wrong: unknown key, bad type, impossible value
-    ├── ConfigError (ValueError)          a configuration breaks a rule
+    ├── ConfigError (ValueError)          a configuration violates a rule
     ├── CatalogError (LookupError)        no such model, GPU, cluster, space, trainer, searcher or runner
     ├── InfeasibleError (ValueError)      no configuration of the space is valid and fits (exit code 1)
     ├── ExportError (ValueError)          a trainer cannot express the configuration
@@ -130,7 +130,7 @@ class SpecError(AutotuneError, ValueError):
 
 
 class ConfigError(AutotuneError, ValueError):
-    """A configuration breaks a rule."""
+    """A configuration violates a rule."""
 
 
 class CatalogError(AutotuneError, LookupError):

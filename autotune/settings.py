@@ -89,7 +89,8 @@ def expanded(path: str | os.PathLike[str], *, field: str) -> Path:
 
 
 def user_name() -> str:
-    """The name of this process's user, or `user UID` if it has no name, as in some containers."""
+    """The name of this process's user, or `user UID` if the user has no name, as in some
+    containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

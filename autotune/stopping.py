@@ -54,7 +54,7 @@ class StopDecision:
     stop: bool
     """whether the trial ends"""
     reason: str = ""
-    """why, in words"""
+    """the reason, as text"""
     stopped_early: bool = False
     """whether it ends because it can no longer win"""
 

@@ -175,7 +175,7 @@ def _check_program_file(study: Study, base: Path) -> None:
     ):
         raise SpecError(
             f"the job would start {program}, but there is no such file in {folder}",
-            remedy="fix the path in trainer.argv, or set trainer.cwd to the program's folder",
+            remedy="correct the path in trainer.argv, or set trainer.cwd to the program's folder",
             field="trainer.argv",
         )
 

@@ -63,7 +63,7 @@ def time_span_s(text: str, option: str) -> float:
 
     if not text[-1:].isalpha():
         raise SpecError(
-            f"a time needs a unit, but {text!r} has none",
+            f"a time must have a unit, but {text!r} has none",
             remedy="add a unit, e.g. 90d or 12h",
             field=option,
         )

@@ -17,10 +17,10 @@
 
 An error in the service is raised here with the same class (`SpecError`, `NotFoundError`,
 `ConflictError`, ...), `ServiceUnavailableError` when it cannot be reached, `ServiceError` for any
-other answer. Requests are repeated when the service cannot be reached or is busy. Repeating is
-safe, because most requests only read, and a submission carries an idempotency key. The token is
-sent only in the Authorization header. Redirects are not followed, and no message contains the
-token.
+other answer. Requests are repeated when the service cannot be reached or is busy. Repeating a
+request is safe, because most requests only read, and a submission carries an idempotency key. The
+token is sent only in the Authorization header. Redirects are not followed, and no message contains
+the token.
 """
 
 from autotune.client.transports import AsyncClient, Client

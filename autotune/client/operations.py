@@ -407,7 +407,7 @@ def address_of(url: str | None) -> str:
     if not (is_valid and is_plain):
         raise SpecError(
             f"the address of a service must be http://HOST:PORT or https://HOST:PORT, but is {address[:200]!r}",
-            remedy="fix --url or AUTOTUNE_URL",
+            remedy="correct --url or AUTOTUNE_URL",
             field="url",
         )
     return address

@@ -427,7 +427,7 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
     mixed, sharded = config.precision in ("bf16", "fp16", "fp8"), config.zero_stage >= 2
     activations = {
         "loss": _LOSS[traits.loss],
-        "gated_kept": f"keeps tensors of {traits.gated_kept:g} inner widths for a gated MLP",
+        "gated_kept": f"keeps tensors {traits.gated_kept:g} times as wide as the inner layer of a gated MLP",
         "repeats_keys": "copies keys and values to all heads" if traits.repeats_keys else "keeps one copy of keys and values",
     }  # fmt: skip
     if config.recompute == "selective":
@@ -457,9 +457,9 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
     }  # fmt: skip
     weights, optimizer = dict[str, str](), dict[str, str]()
     if mixed:
-        gradients["bytes"] = f"keeps gradients in {traits.gradient_bytes:g} bytes per weight"
+        gradients["bytes"] = f"keeps gradients at {traits.gradient_bytes:g} bytes per weight"
         weights["master"] = (
-            "keeps 16-bit weights in addition to fp32 ones in the optimizer"
+            "keeps 16-bit weights in addition to the optimizer's fp32 weights"
             if traits.master_weights
             else "keeps fp32 weights"
         )

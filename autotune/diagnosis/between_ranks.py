@@ -311,7 +311,7 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
         ("tp", "tensor-parallel collectives"),
         ("cp", "context-parallel exchange"),
         ("ep", "expert all-to-all"),
-        ("pp", "sends between stages"),
+        ("pp", "transfers between stages"),
     ):
         if degrees.get(axis, 1) >= max(2, evidence.world):
             return axis, name

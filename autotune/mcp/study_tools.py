@@ -46,12 +46,16 @@ class StudyTools:
         status: Annotated[
             str, Field(description="Only studies with this status, e.g. RUNNING. Default: all.")
         ] = "",
-        model: Annotated[str, Field(description="Only studies of this model. Default: all.")] = "",
+        model: Annotated[
+            str, Field(description="Only studies with this model. Default: all.")
+        ] = "",
         cluster: Annotated[
             str, Field(description="Only studies on this cluster. Default: all.")
         ] = "",
-        owner: Annotated[str, Field(description="Only studies of this owner. Default: all.")] = "",
-        name: Annotated[str, Field(description="Only studies of this name. Default: all.")] = "",
+        owner: Annotated[
+            str, Field(description="Only studies that belong to this owner. Default: all.")
+        ] = "",
+        name: Annotated[str, Field(description="Only studies with this name. Default: all.")] = "",
         tag: Annotated[str, Field(description="Only studies with this tag. Default: all.")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
         offset: Annotated[int, Field(ge=0, le=1 << 40, description="Studies to skip.")] = 0,

@@ -117,7 +117,7 @@ class RankedPlan(ToolAnswer):
     source: str
     """where the cost model's constants come from"""
     assumed: list[str]
-    """what the predictions assume about the model, in sentences"""
+    """sentences that state what the predictions assume about the model"""
 
 
 class LegalSpace(ToolAnswer):

@@ -1,8 +1,8 @@
 """`AutotuneCallback()` for transformers' and Lightning's `Trainer`: prints a review when training
 begins, and stores the observed run when it ends.
 
-A step time is the time between the ends of two optimizer steps. Peak memory is that of torch's CUDA
-allocator, or without a GPU that of the process. Only the first rank of a job prints and stores. If
+A step time is the time between the ends of two optimizer steps. Peak memory comes from torch's CUDA
+allocator, or, without a GPU, from the process. Only the first rank of a job prints and stores. If
 the library does not call the end hook, as after an exception, the run is stored at process exit.
 """
 

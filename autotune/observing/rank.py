@@ -62,4 +62,4 @@ def leftover(environment: Mapping[str, str], command: Sequence[str]) -> str:
         if is_first(environment, command)
         else "so this process counts as a later rank, and its run is neither reviewed nor stored"
     )
-    return f"found {listed} without a launcher, {consequence}. Unless a job set this, run `unset {' '.join(variables)}` and start again"
+    return f"found {listed} without a launcher, {consequence}. Unless a job set these variables, run `unset {' '.join(variables)}` and start again"

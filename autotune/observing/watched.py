@@ -26,7 +26,7 @@ def probe_off(environment: Mapping[str, str]) -> str:
     said = environment.get("AUTOTUNE_PROBE", "").strip()
     if said.lower() not in ("off", "0", "false", "no"):
         return ""
-    return f"AUTOTUNE_PROBE={said}, so the program is not observed: figures come from its log alone, and nothing checks them against the spec"
+    return f"AUTOTUNE_PROBE={said}, so the program is not observed: figures come only from its log and are not checked against the spec"
 
 
 def variables_of(

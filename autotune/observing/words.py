@@ -46,9 +46,9 @@ def _measured(run: ObservedRun, by_output: bool) -> str:
 
 def _source_of_times(time_from: str) -> str:
     return {
-        "arrival": ", by arrival of its lines",
-        "rate": ", by its printed rate",
-        "probe": ", by the probe",
+        "arrival": ", timed by the arrival of log lines",
+        "rate": ", from the printed rate",
+        "probe": ", timed by the probe",
     }.get(time_from, "")
 
 

@@ -103,7 +103,7 @@ def read_present(path: Path) -> PresentConfiguration:
     if not (path / MANIFEST).is_file():
         raise SpecError(
             f"the folder {str(path)!r} has no {MANIFEST}, so it was not written by `autotune export`",
-            remedy="give the path of the trainer's own file in that folder",
+            remedy="pass the path of the trainer's own file in that folder",
             field="FILE",
         )
     try:
@@ -379,7 +379,9 @@ def offloaded_weights(started: Started, base: Path) -> str:
     return sharded.weights_on_host if sharded else ""
 
 
-MAY_SHARD = ", which needs the most memory; add the file, because its stage decides the memory"
+MAY_SHARD = (
+    ", which needs the most memory; add the file, because its ZeRO stage determines the memory"
+)
 """end of a note about a missing file that may set a ZeRO stage"""
 UNREAD = "not read: "
 """beginning of such notes"""

@@ -277,7 +277,7 @@ def _first_draft(
         if name is None:
             raise SpecError(
                 f"{path.name} does not start a recognizable Python program",
-                remedy="pass the script that starts the training itself, or the Python file that trains",
+                remedy="pass the script that starts the training itself, or the Python file that does the training",
                 field="FILE",
             )
     elif name in POST_TRAINERS:
@@ -298,11 +298,11 @@ def _first_draft(
     if name is None:
         if not present.files.get(path.name, "").strip():
             raise SpecError(
-                f"{path.name} is empty", remedy="give the script that trains", field="FILE"
+                f"{path.name} is empty", remedy="pass the training script", field="FILE"
             )
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
-            remedy="pass the script that trains, pass the command that reads the file (`autotune review -- COMMAND`), or specify the trainer (`autotune import --from TRAINER FILE`)",
+            remedy="pass the training script, pass the command that reads the file (`autotune review -- COMMAND`), or specify the trainer (`autotune import --from TRAINER FILE`)",
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)

@@ -218,7 +218,7 @@ def _options(
             values[CWD.name] = present.cwd
         else:
             notes.append(
-                f"the training runs in {present.cwd}, which is not a folder on this machine; set trainer.cwd to the path that this folder has where trials run"
+                f"the training runs in {present.cwd}, which is not a folder on this machine; set trainer.cwd to the path of this folder on the machines where trials run"
             )
     for option in subject.options:
         file = path.parent / (values.get(option.name) or "") if option.is_path else path.parent

@@ -161,7 +161,7 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
             if (text := _reader(base)(inner)) is not None:
                 return replace(present, files={inner: text})
     raise SpecError(
-        f"{path.name} starts verl with {config_name}.yaml in {' or '.join(folders) or 'its own folder'}, which was not found from {present.cwd}",
+        f"{path.name} starts verl with {config_name}.yaml in {' or '.join(folders) or 'its own folder'}, but this file was not found relative to {present.cwd}",
         remedy="run this command on the machine that has that file, because the file contains settings that the command omits",
         field="FILE",
     )

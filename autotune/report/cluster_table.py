@@ -149,4 +149,4 @@ def _least(
     if len(known) < 2:
         return []
     unknown = len(found) - len(known)
-    return [f"{word}: {min(known)[1]}" + (f" ({unknown} not known)" if unknown else "")]
+    return [f"{word}: {min(known)[1]}" + (f" ({unknown} unknown)" if unknown else "")]

@@ -18,14 +18,14 @@ def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
     ]
     if deletion["measured"]:
         lines.append(
-            f"queries across studies and later searches no longer use its {number_of(deletion['measured'], 'measured config')}"
+            f"queries across studies and later searches no longer use the study's {number_of(deletion['measured'], 'measured config')}"
         )
     if learners := deletion["learners"]:
         names = ", ".join(one["name"] for one in learners[:NAMED]) + (
             ", ..." if len(learners) > NAMED else ""
         )
         lines.append(
-            f"{number_of(len(learners), 'later study', 'later studies')} may have learned from this study ({names}), and will keep all own results"
+            f"{number_of(len(learners), 'later study', 'later studies')} may have learned from this study ({names}); their results are kept"
         )
     if held := deletion["held_by"]:
         lines.append(

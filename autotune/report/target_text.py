@@ -22,8 +22,8 @@ BLIND_WORDS: Mapping[str, str] = {
     "data_overlap": "overlap of gradient exchange with computation",
     "dispatch_efficiency": "the exchange of tokens between experts",
     "dispatch_overlap": "overlap of the token exchange between experts",
-    "send_host_s": "pipeline overhead besides the bubble",
-    "pipelined_tensor_host_s": "pipeline overhead besides the bubble",
+    "send_host_s": "pipeline overhead in addition to the bubble",
+    "pipelined_tensor_host_s": "pipeline overhead in addition to the bubble",
     "straggler": "the slowest of many nodes",
 }
 """what constants of the cost model stand for, by their names"""
@@ -37,9 +37,9 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     """What is known of the target, and what is not, the most important first. `target`: the
     document of `autotune.results.target`."""
     ran = f"{target['proxies']} {'proxy' if target['proxies'] == 1 else 'proxies'}"
-    sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
+    sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times as many as {target['at_hand']}"
     said = [
-        f"target {target['cluster']} ({sizes}) is ranked by the cost model and {ran} on {target['at_hand']}"
+        f"the configs for target {target['cluster']} ({sizes}) are ranked by the cost model and {ran} on {target['at_hand']}"
     ]
     said.append(statement_sentence(target))
     said.append(
@@ -48,7 +48,7 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
         said.append(
-            f"in the first config, sends between nodes stall with a probability of {stalls:.0%}; a stalled step takes {slow}"
+            f"in the first config, transfers between nodes stall with a probability of {stalls:.0%}; a stalled step takes {slow}"
         )
     if unknown := blind_words(name for row in target["configs"] for name in row["blind"] or ()):
         said.append(f"proxies cannot show: {', '.join(unknown)}")
@@ -61,7 +61,7 @@ def statement_sentence(target: Mapping[str, Any]) -> str:
     """How close the first config is to the best one, or why that is not said."""
     statement = target["statement"]
     if statement is None:
-        return f"there is no bound on how far the first config is from the best one: {target['no_statement']}"
+        return f"there is no useful bound on how far the first config is from the best one: {target['no_statement']}"
     return (
         f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
         f"based on {statement['replays']:,} replays of published sweeps"

@@ -179,11 +179,11 @@ def _drawn_lengths(winner: Winner) -> list[str]:
             if (n in TRAINED) is measured and s > 0
         )
 
-    lengths = "trials ran on lengths drawn from the given distribution, the same for every config"
+    lengths = "all trials used the same sequence lengths, drawn from the given distribution"
     if not (stated := phase_times(False)):
-        return [f"{lengths}; a mean step has {phase_times(True)}"]
+        return [f"{lengths}; the phases of a step took on average {phase_times(True)}"]
     return [
-        f"trials ran only the trainer's phases. In a step, {phase_times(True)} were measured, and {stated} follow from the spec. No responses were generated, so memory figures cover only the trainer",
+        f"trials ran only the trainer's phases. Measured times in a step: {phase_times(True)}. Times that follow from the spec: {stated}. No responses were generated, so memory figures cover only the trainer",
         lengths,
     ]
 

@@ -253,7 +253,7 @@ def _no_baseline(found: Target, missing: str, remedy: str) -> tuple[str, str]:
     if baseline_note.startswith(NOT_VALID):
         return (
             f"a valid configuration, because {reason_and_remedy}",
-            "fix the launch, or set another config with --config micro_batch_size=4,tp=2,...",
+            "correct the launch, or set another config with --config micro_batch_size=4,tp=2,...",
         )
     return f"the current configuration ({why})", remedy
 

@@ -246,7 +246,7 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         if review.fits is False and not review.if_out_of_memory and not review.trials:
             yield (
-                "no edit of what the launch sets makes it fit, but sharding does (see the first warning)"
+                "no change to the launch's own settings makes it fit, but sharding does (see the first warning)"
                 if any(each.makes_fit for each in review.warnings)
                 else "no edit makes the launch fit with these ranks and this batch; set knobs that the launch does not set, or use more GPUs"
             )
@@ -256,7 +256,7 @@ def _together(review: Review) -> Iterator[str]:
             yield "no edit is certain to be faster; run a trial, or add --measured"
             yield from _highest(review)
         elif review.fits is None and review.is_upper_bound:
-            yield "no edit that surely fits gains 3% or more; whether the launch fits depends on what is assumed above"
+            yield "no edit that surely fits gains 3% or more; whether the launch fits depends on the assumptions above"
         else:
             yield "no edit gains 3% or more"
         return
@@ -276,7 +276,7 @@ def _highest(review: Review) -> Iterator[str]:
     if (best := review.best) is not None and review.config is not None:
         changes = config_changes(review.config, best.config)
         risk = f"{float(best.estimate.oom_probability):.0%} OOM risk"
-        yield f"highest prediction, not certain: {changes}: {format_gain(best.gain.gain)}, {risk}"
+        yield f"highest prediction (not certain): {changes}: {format_gain(best.gain.gain)}, {risk}"
 
 
 def _changes(edit: Edit) -> str:

@@ -55,8 +55,8 @@ class Explanation:
     reward: Reward | None = None
     """None without a measurement, and for a proxy, which is compared only with its prediction"""
     relative_to: str = "the baseline's"
-    """the trial whose speed the reward is relative to, as a possessive: `the baseline's`, or without
-    a measured baseline `trial N's` of the first measured trial"""
+    """the trial that this trial's speed is compared with in the reward, as a possessive: `the
+    baseline's`, or without a measured baseline `trial N's` of the first measured trial"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """comparisons by name (baseline, runner-up, winner): number, config_changes {knob: [other's,
     this trial's]}, speed_ratio, total_difference, reward (with its parts)"""
@@ -201,7 +201,7 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
     predicted = float(trial.estimate.tokens_per_s)
     ratio = f"{m.tokens_per_s / predicted:.2f} times the predicted {predicted:,.0f}"
     return [
-        f"the trial reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Such ratios correct the target's ranking"
+        f"the trial reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Ratios of measured to predicted speed correct the target's ranking"
     ]
 
 
@@ -259,8 +259,9 @@ def _comparisons(
         )
     w = objective.stability_weight
     text.append(
-        f"reward {worth.total:.3f} = {1 - w:g} x {worth.throughput:.3f} ({objective.metric}, ln of how many times {whose}) "
-        f"+ {w:g} x {worth.stability:.2f} (stability)"
+        f"reward {worth.total:.3f} = {1 - w:g} x {worth.throughput:.3f} "
+        f"({objective.metric}, ln of the ratio to {whose}) + {w:g} x {worth.stability:.2f} "
+        "(stability)"
     )
     return text
 
@@ -281,8 +282,10 @@ def _progress(
         if source.gradient_noise_interval is not None and not least:
             scale += " (90% interval: {:.3g} to {:.3g})".format(*source.gradient_noise_interval)
     if same_batch:
-        return f"each token is worth as much as one of {whose}: the batch is the same; {scale}"
-    return f"each token is worth {efficiency:.2f} of {whose}: {scale}"
+        return (
+            f"each token is worth as much as one of {whose}, because the batch is the same; {scale}"
+        )
+    return f"each token is worth {efficiency:.2f} times as much as one of {whose}: {scale}"
 
 
 def learning_rate_note(config: ParallelConfig, baseline: ParallelConfig, workload: Workload) -> str:

@@ -170,10 +170,10 @@ SCORED_VALUES: Mapping[str, ScoredValue] = {
 """the scored values of all parts by name"""
 STABILITY_RULE = "stability = product of the rows above; steady step time enters as its fourth root"
 THROUGHPUT_TERMS: Mapping[str, str] = {
-    "tokens_per_s_ratio": "tokens/s, times {whose}",
-    "efficiency": "statistical efficiency, times {whose}",
+    "tokens_per_s_ratio": "tokens/s, relative to {whose}",
+    "efficiency": "statistical efficiency, relative to {whose}",
     "noise_scale": "gradient noise scale, sequences",
-    "cost_ratio": "cost per token, times {whose}",
+    "cost_ratio": "cost per token, relative to {whose}",
 }
 """labels of the terms of a reward's throughput; `{whose}`: the trial it is relative to, as a
 possessive"""

@@ -47,7 +47,7 @@ class ModelDocument(Document, defer_build=True):
         default=0, ge=0, description="0 means hidden_size / num_attention_heads"
     )
     num_dense_layers: StrictInt = Field(
-        default=0, ge=0, description="layers without experts in a model with experts"
+        default=0, ge=0, description="number of layers without experts, in a model with experts"
     )
     dense_ffn_hidden_size: StrictInt = Field(
         default=0, ge=0, description="inner width of these layers' MLP"
@@ -86,7 +86,9 @@ class HuggingFaceModelDocument(Document, defer_build=True):
         description="path to a config.json or its folder; with `source`, the model's name"
     )
     source: StrictStr = Field(
-        default="", max_length=1 << 18, description="the file's JSON text, instead of the file"
+        default="",
+        max_length=1 << 18,
+        description="the file's JSON text, given instead of the file",
     )
 
 

@@ -93,7 +93,7 @@ def parse_text(
         if document is None:
             if size > most_yaml_bytes:
                 raise SpecError(
-                    f"a {what} in YAML may have {most_yaml_bytes >> 10} KiB here, but this one has {size >> 10}",
+                    f"a {what} in YAML may have at most {most_yaml_bytes >> 10} KiB here, but this one has {size >> 10}",
                     remedy="send JSON, which is much faster to read",
                 )
             if open_brackets(text) > MAX_BRACKETS:

@@ -335,7 +335,7 @@ def _prompts_and_lengths(
     if num_prompts is None:
         if not isinstance(batch, int) or batch % count:
             raise SpecError(
-                f"without `prompts`, global_batch_size must be one multiple of {count}, the sequences of a pair, but is {batch!r}",
+                f"without `prompts`, global_batch_size must be a single multiple of {count}, the number of sequences in a pair, but is {batch!r}",
                 remedy="set workload.global_batch_size to the sequences per optimizer step, or set rl.prompts",
                 field="workload.global_batch_size",
             )

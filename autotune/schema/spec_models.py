@@ -117,7 +117,7 @@ Fabric = Literal[
 
 
 class LinkDocument(Document, defer_build=True):
-    """A link between GPUs, per GPU and direction. Omitted keys are taken from the GPU's catalog entry, or from the usual port of the fabric."""
+    """A link between GPUs; its figures are per GPU in each direction. Omitted keys are taken from the GPU's catalog entry, or from the usual port of the fabric."""
 
     latency_s: Latency | None = None
     bytes_per_s: BytesPerSecond | None = None
@@ -191,7 +191,7 @@ class PeftDocument(Document, defer_build=True):
     )
     frozen_fp32: StrictBool = Field(
         default=False,
-        description="with lora: whether the program loads the frozen weights in fp32 and leaves them so, as TRL does unless `dtype` is set",
+        description="with lora: whether the program loads the frozen weights in fp32 and leaves them in fp32, as TRL does unless `dtype` is set",
     )
 
 
@@ -262,7 +262,7 @@ class FailuresDocument(Document, defer_build=True):
     )
     restart_s: Seconds = Field(description="time from a failure until training continues")
     checkpoint_s: Seconds | None = Field(
-        default=None, description="time that a checkpoint blocks training"
+        default=None, description="time for which a checkpoint blocks training"
     )
     checkpoint_bytes: Bytes | None = Field(
         default=None, description="size of a checkpoint, if `checkpoint_s` is unknown"
@@ -272,7 +272,7 @@ class FailuresDocument(Document, defer_build=True):
     )
     replicas: Annotated[StrictInt, Field(ge=1, le=4096)] = Field(
         default=1,
-        description="groups with identical weights that can continue without each other (torchft, HSDP)",
+        description="number of groups with identical weights that can continue without each other (torchft, HSDP)",
     )
 
 
@@ -476,7 +476,7 @@ class KubernetesDocument(Document, defer_build=True):
     namespace: Word | None = Field(
         default=None, description="namespace of the job; default: kubectl's context"
     )
-    queue: Word | None = Field(default=None, description="local queue of Kueue")
+    queue: Word | None = Field(default=None, description="Kueue's local queue")
     store: Word | None = Field(
         default=None,
         description="secret whose key `url` holds the address of the PostgreSQL database for the results",

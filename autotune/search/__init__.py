@@ -10,7 +10,7 @@
     optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage, with its evidence as artifacts; predicted memory as a constraint
 
     target_searcher.py  chooses proxies on fewer GPUs, and ranks the target's configs
-    first_pick.py       bound on how much slower the target's first pick may be than its best config
+    first_pick.py       bound on how much slower the target's top-ranked config may be than its best config
     model_based.py      ModelBasedSearcher, the base of bayesian and reinforce: estimates the gain of further trials
     surrogate/          its models of time, memory and failures
     objective_model.py  computes the score from the step time

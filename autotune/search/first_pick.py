@@ -1,4 +1,5 @@
-"""Bounds with 90% confidence how much slower the first pick of a target may be than its best config.
+"""Bounds with 90% confidence how much slower the top-ranked config of a target may be than its best
+config.
 
     d    90% quantile of max_i y_i - y_pick according to the model        y: log throughput of the configs, assumed normal and independent
     s    score of a replay: true shortfall / d        `first_pick.json` holds n scores of replayed published sweeps, with constants fitted without
@@ -57,7 +58,7 @@ MOST = 5.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement(Plain):
-    """A bound: with this confidence, the first pick is at most `within` slower than the best
+    """A bound: with this confidence, the top-ranked config is at most `within` slower than the best
     config."""
 
     within: float
@@ -76,8 +77,9 @@ def statement(
     `scores`: by default those of `first_pick.json`."""
     if times > FARTHEST:
         return (
-            f"the target has {times:g} times as many GPUs as you have, and beyond a factor of {FARTHEST} the first pick has no bound; run proxies on more GPUs, up to a "
-            "quarter of the target's GPUs"
+            f"the target has {times:g} times as many GPUs as you have, and beyond a factor "
+            f"of {FARTHEST} there is no bound for the top-ranked config; run proxies on "
+            "more GPUs, up to a quarter of the target's GPUs"
         )
     if shortfall < NO_RIVAL:
         return "no other config is expected to fit in memory and come close; replays cannot show how often this expectation is right, but a trial of another config on the target can test it"
@@ -86,8 +88,10 @@ def statement(
     rank = math.ceil((len(known) + 1) * confidence)
     if rank > len(known):
         return (
-            f"transfers between the first pick's pipeline stages on different nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence; "
-            "try this config and a config without a pipeline across nodes on the target"
+            "in the top-ranked config, transfers between pipeline stages on different "
+            f"nodes stall with a probability of {stall_probability:.0%}, so there is no "
+            f"bound with {CONFIDENCE:.0%} confidence; try this config and a config without "
+            "a pipeline across nodes on the target"
         )
     within = -math.expm1(-shortfall * known[rank - 1])
     if within > WORTH_SAYING:

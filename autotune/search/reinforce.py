@@ -64,7 +64,7 @@ class ReinforceSearcher(ModelBasedSearcher):
         index = int(np.argmax(logs))
         return (
             index,
-            f"the policy's choice among {int(allowed.sum())}, with probability {math.exp(logs[index]):.0%}",
+            f"chosen by the policy from {int(allowed.sum())} candidates, with probability {math.exp(logs[index]):.0%}",
         )
 
     def learn(self, index: int | None, trial: Trial) -> None:

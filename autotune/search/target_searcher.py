@@ -221,7 +221,7 @@ class TargetSearcher(Searcher):
         if not self._asked:
             why = max(refusals, key=lambda reason: refusals[reason], default="")
             return f"none of the {self._looked_at} best configs has a proxy on {self.at_hand.name}: {why}"
-        return f"no further proxy run is expected to speed up the target's first pick by {self._worth:.1%} or more"
+        return f"no further proxy run is expected to make the top-ranked config faster by {self._worth:.1%} or more"
 
     @property
     def without_proxy(self) -> Mapping[str, int]:
@@ -339,7 +339,7 @@ class TargetSearcher(Searcher):
     def _reason_for(self, index: int) -> str:
         rank = int(np.flatnonzero(self.standing.order == index)[0]) + 1
         if rank == 1:
-            return "represents the target's first pick"
+            return "represents the top-ranked config of the target"
         return f"represents number {rank} in the target's ranking, with an expected improvement of {self.standing.improvement[index]:.1%}"
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:

@@ -249,9 +249,9 @@ def _nothing_valid(
     counts = "; ".join(f"{count:,}: {words}" for words, count in by_words.items())
     total = sum(excluded.values())
     broken = (
-        "the only combination breaks a rule"
+        "the only combination violates a rule"
         if total == 1
-        else f"all {total:,} combinations break a rule"
+        else f"all {total:,} combinations violate a rule"
     )
     error = InfeasibleError(
         f"no config in the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "

@@ -5,7 +5,7 @@ throughout.
     domain      nodes that one NVLink switch joins; usually one    intra_node link (a GB200 NVL72 rack: 18 nodes of 4)
     cluster     all domains                                        inter_node link
 
-Figures come from datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and
+Figures come from datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU in each
 direction. The fraction that a trainer achieves of a figure is a constant in the cost model
 (`autotune.cost.calibration`).
 """
@@ -156,7 +156,7 @@ class LinkSpec:
     latency_s: float
     """time of an empty message, s"""
     bytes_per_s: float
-    """bandwidth per GPU and direction, bytes/s"""
+    """bandwidth per GPU in each direction, bytes/s"""
     fabric: str = ""
     """kind of network, one of `FABRICS`, for a link between nodes; empty if unknown"""
 

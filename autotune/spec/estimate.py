@@ -149,7 +149,7 @@ class Estimate(Plain):
     """standard deviation of the log of `level`, which all configs share; the interval of the step
     time includes this uncertainty"""
     stall_probability: Number = 0.0
-    """probability, 0 to 1, that sends between pipeline stages on different nodes stall; the
+    """probability, 0 to 1, that transfers between pipeline stages on different nodes stall; the
     interval of the step time includes this risk"""
     stalled_step_time_s: Number = 0.0
     """step time with such stalls, s; `step_time_s` excludes stalls, and both are equal if nothing

@@ -44,8 +44,8 @@ class Failures:
     node_mtbf_s: float
     """mean time between failures of one node, in seconds"""
     checkpoint_s: float | None = None
-    """time that a checkpoint blocks training, in seconds; None means the checkpoint's size divided
-    by the bandwidth"""
+    """time for which a checkpoint blocks training, in seconds; None means the checkpoint's size
+    divided by the bandwidth"""
     checkpoint_bytes: float | None = None
     """size of a checkpoint"""
     write_bytes_per_s: float | None = None
@@ -53,7 +53,7 @@ class Failures:
     restart_s: float
     """time from a failure until training continues, in seconds"""
     replicas: int = 1
-    """groups with identical weights that can continue without each other"""
+    """number of groups with identical weights that can continue without each other"""
 
     def __post_init__(self) -> None:
         if self.checkpoint_s is None and (

@@ -1,4 +1,4 @@
-"""Lengths of sequences as a distribution. The times of packing, balancing and a rank's longest
+"""Lengths of sequences as a distribution. The times for packing, balancing and a rank's longest
 response depend on the distribution, not only on the mean.
 
     stored    up to `POINTS` equally probable values, in ascending order
@@ -55,7 +55,7 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """Tokens on average."""
+        """Mean number of tokens."""
         return float(np.mean(self.values))
 
     @property

@@ -73,7 +73,8 @@ class ModelCode:
 
     @property
     def attending_share(self) -> float:
-        """Fraction of layers with softmax attention, 0 to 1; 1 if nothing was counted."""
+        """Fraction of layers with softmax attention, 0 to 1; 1 if layers were not counted by
+        kind."""
         layers = sum(kind.count for kind in self.layers)
         return sum(kind.count for kind in self.layers if kind.attends) / layers if layers else 1.0
 

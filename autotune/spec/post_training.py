@@ -153,7 +153,7 @@ class PostTraining:
     balance: str = "batch"
     """current value of the knob, one of BALANCES"""
     group_by_length: bool = False
-    """current value"""
+    """current value of the knob"""
     fused_rope: bool = True
     """whether a Megatron-Core engine rotates positions with one fused kernel
     (`apply_rope_fusion`)"""

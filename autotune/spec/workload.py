@@ -46,8 +46,8 @@ class Peft:
     `prepare_model_for_kbit_training` does; None: true for qlora with PEFT's adapters, unless
     ZeRO-3 or FSDP shards the weights"""
     frozen_fp32: bool = False
-    """with lora: whether the program loads the frozen weights in fp32 and leaves them so, for
-    autocast to write each in 16 bits before its use"""
+    """with lora: whether the program loads the frozen weights in fp32 and leaves them in fp32, so
+    that autocast casts each to 16 bits before its use"""
 
     def __post_init__(self) -> None:
         one_of("peft.method", self.method, PEFT_METHODS)

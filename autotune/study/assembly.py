@@ -154,7 +154,7 @@ class Assembly:
         raise InfeasibleError(
             f"a config must fit into GPU memory, but none of the {len(self.space):,} valid configs is expected to fit; the nearest miss, "
             f"{miss.config}, has {format_bytes(gpu.memory_bytes)} on a {gpu.name} and needs {miss.need}",
-            remedy=f"add values to the space with which it would fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
+            remedy=f"add values to the space with which this config would fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
             field="space",
         )
 

@@ -110,7 +110,7 @@ class Outliers:
     def _words(self, kind: str, node: str, outcome: str) -> str:
         """What follows for the study, and what to do."""
         if kind == LINK:
-            return "configs that send between these nodes wait for this link; fix the link, or remove one of the nodes"
+            return "configs that send data between these nodes wait for this link; fix the link, or remove one of the nodes"
         if outcome == "left out":
             return f"node {node} is left out; the following trials use other nodes"
         if outcome == "needed":

@@ -31,7 +31,7 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> tuple[str, ...]:
         ),
         *seen.remarks,
         *notes_of(
-            (seen.left_out, f"left out of the program's log: {seen.left_out}"),
+            (seen.left_out, f"not read from the program's log: {seen.left_out}"),
             (trouble, f"the probe ended early ({trouble}), so step times may come from the log"),
             (seen.lost, f"check these existing files: {'; '.join(seen.lost)}"),
             (

@@ -8,7 +8,7 @@ target
     configs                 the best configs: step time and tokens/s with 90% intervals, the probability that their sends stall and the step time in that case,
                             the proxies that ran for them, and the constants of the cost model that no proxy determines (`blind`)
     gain_of_a_real_trial    expected relative gain of one trial on the target
-    statement               how far the first pick may be behind the best (`within`), the `confidence`, and the number of `replays` of published sweeps on which
+    statement               how far the top-ranked config may be behind the best (`within`), the `confidence`, and the number of `replays` of published sweeps on which
                             that is based (`autotune.search.first_pick`); null if there is no statement, for the reason in `no_statement`
     without_proxy           number of configs that may win but have no proxy here, by reason
 """

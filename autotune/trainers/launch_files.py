@@ -48,7 +48,7 @@ _SHELL = {
 _WORD = re.compile("|".join(map(re.escape, _SHELL)))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 INTERPRETER = re.compile(r"python[0-9.]*")
-"""names of a Python itself"""
+"""names of the Python interpreter itself"""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
@@ -294,7 +294,7 @@ def _write_whole(path: Path, text: str, *, executable: bool, secret: bool) -> No
 
 
 def digest_of(data: bytes) -> str:
-    """Of a file of a launch, as its manifest has it."""
+    """The digest of a launch file, as the manifest contains it."""
     return hashlib.sha256(data).hexdigest()
 
 

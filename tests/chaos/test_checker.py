@@ -203,7 +203,7 @@ PLANTED: dict[str, tuple[Callable[[Seen], Seen], str]] = {
                 for e in s.events
             ],
         ),
-        "fencing numbers do not grow",
+        "fencing numbers must grow",
     ),
     "steps that are counted twice": (shuffled_steps, "the steps of trial 1 are not counted once"),
     "steps that are lost": (fewer_steps, "the steps of trial 1 are others than undisturbed"),

@@ -128,7 +128,7 @@ def test_a_mistake_in_a_spec(
             "plan --model gpt2-small --clusters h100-sxm,h200-sxm --seq-len 1024 --batch 64",
             ["'h100-sxm' is a GPU type", "h100-sxm-NODESxGPUS"],
         ),
-        ("init empty.yaml", ["empty.yaml is empty", "give the script that trains"]),
+        ("init empty.yaml", ["empty.yaml is empty", "pass the training script"]),
         (
             "plan words.yaml",
             ["must be a mapping of keys to values, but is text", "with a space after the colon"],

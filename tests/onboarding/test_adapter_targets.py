@@ -90,9 +90,9 @@ def test_adapters_are_read_as_the_program_sets_them(
         (
             "--lora_r 8 --lora_target_modules my_gate",
             "",
-            "adapters on my_gate, planned on all matrices of the layers",
+            "adapters on my_gate; planned on all matrices in the layers",
         ),
-        ("--lora_enable True", COMPUTED, "which matrices train.py chooses for its adapters"),
+        ("--lora_enable True", COMPUTED, "the matrices that train.py chooses for its adapters"),
         (
             "--lora_r 8",
             "",
@@ -101,7 +101,7 @@ def test_adapters_are_read_as_the_program_sets_them(
         (
             "--lora_r 8 --lora_target_modules q_proj --use_dora True",
             "",
-            "use_dora, planned as plain LoRA",
+            "use_dora; planned as plain LoRA",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_what_is_assumed_of_adapters_is_said(
     [
         (
             "--lora_r 8 --modules_to_save embed_tokens lm_head",
-            "embed_tokens, lm_head (modules_to_save), planned as",
+            "embed_tokens, lm_head (modules_to_save); planned as",
         ),
         (
             "--train_group_size 8",
@@ -152,7 +152,7 @@ def test_a_launch_that_needs_less_is_not_said_to_be_too_large(tmp_path: Path) ->
     (tmp_path / "a.sh").write_text(f"{command} --task_type seq_cls\n")
     found = review(tmp_path / "a.sh", cluster="a100-40gb-1x1")
     text = " ".join(lines_of(found))
-    assert "task_type=seq_cls, planned with a loss over the vocabulary" in " ".join(text.split())
+    assert "task_type=seq_cls; planned with a loss over the vocabulary" in " ".join(text.split())
     assert found.fits is None
     assert "may not fit" in text
 

@@ -260,7 +260,7 @@ def test_frozen_weights_are_named_and_leave_the_memory_an_upper_bound(tmp_path: 
     found = review(path, cluster="h100-sxm")
     assert found.is_upper_bound
     assert any(
-        "--freeze-ViT, --freeze-LM, planned as if every weight were trained" in each
+        "--freeze-ViT, --freeze-LM; planned as if every weight were trained" in each
         for each in found.assumed
     )
     path.write_text(f"{MEGATRON}\n")
@@ -300,6 +300,6 @@ def test_a_setting_that_trains_some_weights_is_named(setting: str, tmp_path: Pat
     found = review(path, cluster="h100-sxm-1x1")
     assert found.is_upper_bound
     assert (
-        f"not modeled: {setting.partition(':')[0]}, planned as if every weight were trained"
+        f"not modeled: {setting.partition(':')[0]}; planned as if every weight were trained"
         in found.assumed
     )

@@ -63,7 +63,7 @@ READ = {
     },
     "a method of ms-swift that no plan has is named": launch(
         f"{SWIFT} --tuner_type adalora",
-        notes=("not modeled: adalora (tuner_type), planned as if every weight were trained",),
+        notes=("not modeled: adalora (tuner_type); planned as if every weight were trained",),
     ),
     "arithmetic by expr is computed: two ranks that accumulate eight micro-batches of one": launch(
         "n=2\nNPROC_PER_NODE=$n " + SWIFT.replace("steps 16", "steps $(expr 16 / $n)"),
@@ -110,7 +110,7 @@ READ = {
     },
     "an optimizer that no plan has is named": launch(
         f"{HF} --optim lion_8bit",
-        notes=("not modeled: the optimizer lion_8bit, planned as AdamW",),
+        notes=("not modeled: the optimizer lion_8bit; planned as AdamW",),
     ),
     **{
         f"Liger's kernels fuse the loss: {option}": launch(f"{HF} {option}", knobs=("loss=fused",))

@@ -284,7 +284,8 @@ def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_
         f"""CONFIG="$(pwd)/examples/config"\n{VERL} --config-path="$CONFIG" --config-name='mine'"""
     )
     with pytest.raises(
-        SpecError, match=r"starts verl with mine.yaml in ./examples/config, which was not found"
+        SpecError,
+        match=r"starts verl with mine.yaml in ./examples/config, but this file was not found",
     ):
         of_text(script, tmp_path)
     (inner / "mine.yaml").write_text(

@@ -260,7 +260,7 @@ READ = {
     ),
     "weights on the host under a condition are no certainty": row(
         f"{ARGPARSE}{BATCH}if cfg.cpu:\n    policy = CPUOffloadPolicy()\n",
-        Read(notes=("under a condition), planned on the GPU, which is faster; if train.py keeps them on the host,",)),
+        Read(notes=("under a condition); planned on the GPU; if train.py keeps them on the host,",)),
     ),
     "adapters that are switched off are none": row(
         f'import peft\n{ARGPARSE}{BATCH}p.add_argument("--peft_enable", type=bool, default=True)\np.add_argument("--lora_rank", type=int, default=64)\n',

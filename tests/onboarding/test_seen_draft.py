@@ -260,7 +260,7 @@ def test_what_plans_leave_out_is_named(read: Draft, tmp_path: Path) -> None:
     found = overlaid(read, seen(frozen=7_000, offloads=True), tmp_path)
     assert any("does not train (7,000 weights), so the launch needs more" in n for n in found.notes)
     assert any(
-        "weights on the host, planned on the GPU, which is faster, so the launch needs less" in note
+        "weights on the host; planned on the GPU, so the launch needs less" in note
         for note in found.notes
     )
 

@@ -135,11 +135,11 @@ READ = {
             ),
             ({"optim": "adamw_torch_fused"}, {}, ""),
             ({"use_muon": True}, {"workload/optimizer": "muon"}, ""),
-            ({"use_galore": True}, {}, "optimizer galore, planned as AdamW"),
+            ({"use_galore": True}, {}, "optimizer galore; planned as AdamW"),
             (
                 {"finetuning_type": "freeze"},
                 {},
-                "finetuning_type=freeze, planned as if every weight were trained",
+                "finetuning_type=freeze; planned as if every weight were trained",
             ),
             (
                 {"finetuning_type": "lora", "quantization_bit": 4},

@@ -172,7 +172,7 @@ def test_a_fixed_accumulation_says_that_one_micro_batch_is_valid(tmp_path: Path)
         ("torch.optim.SGD(model.parameters(), lr=1)", "sgd", ""),
         ("torch.optim.AdamW(model.parameters())", "adamw", ""),
         ("ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD)", "sgd", ""),
-        ("Lion(model.parameters())", "adamw", "the optimizer Lion, planned as AdamW"),
+        ("Lion(model.parameters())", "adamw", "the optimizer Lion; planned as AdamW"),
         (
             "SGD(model.parameters()) if args.shard else AdamW(model.parameters())",
             "adamw",

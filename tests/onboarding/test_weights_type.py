@@ -91,12 +91,12 @@ OF_TRL = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --use_peft --max_length 1
 @pytest.mark.parametrize(
     ("name", "text", "is_fp32", "said"),
     [
-        ("train.py", WRITTEN.replace("args = {", LORA + "args = {").format(dtype="torch.float32", arguments=ARGUMENTS.format(more=", bf16=True")), True, "fp32 beside adapters (as line 3 of train.py"),
-        ("train.py", WRITTEN.replace("args = {", LORA + "args = {").replace(", torch_dtype={dtype}", "").format(arguments=ARGUMENTS.format(more=", bf16=True")), False, "bf16 beside adapters (line 3 of train.py loads them without dtype)"),
-        ("train.py", BY_NAME.format(more=""), True, "fp32 beside adapters (trl's default"),
+        ("train.py", WRITTEN.replace("args = {", LORA + "args = {").format(dtype="torch.float32", arguments=ARGUMENTS.format(more=", bf16=True")), True, "fp32 next to adapters (as line 3 of train.py"),
+        ("train.py", WRITTEN.replace("args = {", LORA + "args = {").replace(", torch_dtype={dtype}", "").format(arguments=ARGUMENTS.format(more=", bf16=True")), False, "bf16 next to adapters (line 3 of train.py loads them without dtype)"),
+        ("train.py", BY_NAME.format(more=""), True, "fp32 next to adapters (trl's default"),
         ("train.py", BY_NAME.format(more=", model_init_kwargs={'dtype': 'bfloat16'}"), False, ""),
         ("train.py", BY_NAME.format(more=", deepspeed='zero2.json'"), False, ""),
-        ("run.sh", OF_TRL, True, "fp32 beside adapters (trl's default"),
+        ("run.sh", OF_TRL, True, "fp32 next to adapters (trl's default"),
         ("run.sh", f"{OF_TRL} --dtype bfloat16", False, ""),
         ("run.sh", f"{OF_TRL} --load_in_4bit", False, ""),
     ],

@@ -103,7 +103,7 @@ def test_a_limit_of_tokens_below_the_longest_sequence_is_named(launch: Path) -> 
     (missing,) = review(launch, cluster="h100-sxm-1x8").missing
     assert "a micro-batch must hold the longest sequence" in missing.what
     assert "micro_batch_tokens=1000" in missing.what
-    assert "fix the launch" in missing.remedy
+    assert "correct the launch" in missing.remedy
 
 
 @pytest.mark.parametrize(("said", "named"), [("algorithm.filter_groups.enable=True", "responses that algorithm.filter_groups regenerates"), ("reward_model.enable=True", "reward model"), ("distillation.enabled=True distillation.nnodes=1", "teacher's 8 GPUs"), ("actor_rollout_ref.actor.entropy_coeff=0.001", "copies of the logits")])  # fmt: skip

@@ -656,7 +656,10 @@ def test_a_patch_names_what_the_file_has_no_line_for(
     )
     _, out, err = printed(capsys, str(path), "--cluster", "h100-sxm-1x8", "--diff")
     assert out.startswith("--- a/llama.toml")
-    assert "set these too; the files have no lines for them: training.global_batch_size=8" in err
+    assert (
+        "set these options too, because the files have no lines for them: training.global_batch_size=8"
+        in err
+    )
     found = review(path, cluster="h100-sxm-1x8")
     spec = SPEC.replace("trainer: megatron", "trainer: torchtitan").partition("baseline")[0]
     best = file_with(
@@ -852,7 +855,7 @@ REVIEWED = {
         {"cluster": "h100-sxm-1x8"},
         Said(
             fits=(None,),
-            assumed=("the optimizer galore, planned as AdamW",),
+            assumed=("the optimizer galore; planned as AdamW",),
             unsaid=("each rank holds",),
         ),
     ),
@@ -890,7 +893,7 @@ REVIEWED = {
         A100,
         Said(
             fits=(False,),
-            lines=("no edit of what the launch sets makes it fit, but sharding does",),
+            lines=("no change to the launch's own settings makes it fit, but sharding does",),
             warnings=(
                 "if FSDP or ZeRO 3 shards these across 8 ranks with full recomputation and a micro-batch of 1, a rank needs",
             ),

@@ -181,7 +181,7 @@ def test_a_goodput_is_explained_by_the_noise_scale() -> None:
         explain(bigger, baseline=base, other=None, objective=objective, workload=workload()).text
     )
     assert (
-        "each token is worth 0.67 of the baseline's: the gradient noise scale is 8 sequences"
+        "each token is worth 0.67 times as much as one of the baseline's: the gradient noise scale is 8 sequences"
         in text
     )
 
@@ -240,7 +240,7 @@ def test_without_a_baseline_all_is_relative_to_the_first_that_was_measured() -> 
     )
     assert present(found.reward).total == pytest.approx(totals[2])
     assert found.against["runner-up"]["total_difference"] == pytest.approx(totals[2] - totals[3])
-    assert "ln of how many times trial 1's" in " ".join(found.text)
+    assert "ln of the ratio to trial 1's" in " ".join(found.text)
 
 
 def test_a_proxy_is_explained_by_its_prediction_and_not_by_other_jobs() -> None:

@@ -237,7 +237,7 @@ def test_the_limit_is_on_legal_configs_not_on_combinations() -> None:
 def test_the_law_that_cuts_away_most_is_explained_first_and_two_at_most() -> None:
     knobs = {"tp": (16, 32), "pp": (7,), "dp": (1, 2, 4, 8), "micro_batch_size": (3,)}
     with pytest.raises(
-        InfeasibleError, match=r"break a rule \(8: tp does not divide num_attention_heads\)"
+        InfeasibleError, match=r"violate a rule \(8: tp does not divide num_attention_heads\)"
     ) as caught:
         SearchSpace.build(workload(), SpaceSpec(knobs=knobs))
     why = str(caught.value).rpartition("the nearest miss is ")[2].partition(": ")[2]
@@ -295,5 +295,5 @@ def test_a_space_of_one_combination_that_breaks_a_rule_says_so() -> None:
     one = SpaceSpec(
         name="one", knobs={"accumulation_steps": (1,), "micro_batch_size": (1,)}, world_sizes=(1,)
     )
-    with pytest.raises(InfeasibleError, match=r"the only combination breaks a rule \(1: "):
+    with pytest.raises(InfeasibleError, match=r"the only combination violates a rule \(1: "):
         SearchSpace.build(workload(), one)

@@ -134,7 +134,7 @@ def test_the_config_of_every_transformers_class_is_read() -> None:
         ({"model_type": "llama", "adapter_rank": 8}, "adapter_rank=8"),
         (
             {"model_type": "qwen3_moe", "kv_lora_rank": 8},
-            "kv_lora_rank=8, which is not known for qwen3_moe",
+            "kv_lora_rank=8, which autotune does not know for qwen3_moe",
         ),
         (
             {"model_type": "opt", "word_embed_proj_dim": 32},
@@ -164,7 +164,7 @@ def test_the_config_of_every_transformers_class_is_read() -> None:
         ),
         (
             {"model_type": "chatglm", "inner_hidden_size": 128},
-            "inner_hidden_size=128, which is not known for glm",
+            "inner_hidden_size=128, which autotune does not know for glm",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_what_was_seen_of_a_program_is_told_once_and_kept_for_each_trial(store: 
     study_id, heard = begun(store), list[LoopEvent]()
     ran(store, study_id, Chatty(), on_event=heard.append)
     assert [e.message for e in heard if isinstance(e, Notice)] == [
-        "trial 0: left out of the program's log: 9 lines (3.0 MiB)"
+        "trial 0: not read from the program's log: 9 lines (3.0 MiB)"
     ]
     for number in range(12):
         said = [
@@ -170,7 +170,7 @@ def test_what_was_seen_of_a_program_is_told_once_and_kept_for_each_trial(store: 
             for e in events_of_trial(store, study_id, number)
             if e.kind == "trial.remark"
         ]
-        assert said == ["left out of the program's log: 9 lines (3.0 MiB)"]
+        assert said == ["not read from the program's log: 9 lines (3.0 MiB)"]
 
 
 def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: Store) -> None:

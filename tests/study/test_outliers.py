@@ -93,7 +93,7 @@ def told(runner: Any) -> tuple[Outliers, list[str]]:
             ("n0", "n1", "n3"),
             [GPU, LINK, LINK],
             ["n0", "n1", "n3"],
-            "configs that send between these nodes wait for this link",
+            "configs that send data between these nodes wait for this link",
             id="nodes of another cluster are not spoken of, and links leave no node out",
         ),
     ],

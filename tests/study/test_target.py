@@ -139,7 +139,9 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     document = api.document(ended)
     assert document["study"]["at_hand"] == "h100-sxm-1x8"
     said = target_sentences(document["target"])
-    assert said[0].startswith("target h100-sxm-4x8 (32 GPUs, 4 times those of h100-sxm-1x8)")
+    assert said[0].startswith(
+        "the configs for target h100-sxm-4x8 (32 GPUs, 4 times as many as h100-sxm-1x8)"
+    )
     assert any(
         sentence.startswith("proxies cannot show: the network between nodes") for sentence in said
     )

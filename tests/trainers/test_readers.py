@@ -420,7 +420,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
             "nanotron",
             {"config.yaml": nanotron(**config)},
             {"model": {"num_layers": None if other else 2}},
-            (f"the sizes in model_config are not read, because it has {other}",) if other else None,
+            (f"the sizes in model_config are not read, because model_config has {other}",) if other else None,
         )
         for config, other in (
             ({"is_starcoder2_config": True}, "is_starcoder2_config"),

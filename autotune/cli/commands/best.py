@@ -85,7 +85,7 @@ def best(
             "--top",
             min=1,
             max=1000,
-            help="Number of configs to show. Default: 1, or 10 for the ranking on a target.",
+            help="Number of configs to show. Default: 1, or 10 if the study has a target.",
         ),
     ] = None,
     pareto: Annotated[
@@ -271,7 +271,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
         here = near["here"]["estimate"]
         what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
         print(
-            f"measured for the nearest workload ({what}; its distance is {near['distance']:.2f} doublings), not for this one"
+            f"measured for the nearest workload ({what}), not for this one; sizes differ by up to a factor of {2 ** near['distance']:.2g}"
         )
         print(
             f"for this workload the cost model predicts {here['tokens_per_s']:,.0f} tokens/s for the first config, "

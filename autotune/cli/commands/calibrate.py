@@ -36,7 +36,7 @@ def calibrate(
         return
     for stray in strays:
         print(
-            f"{stray['text']}; fix this, or `autotune tune` omits the node if the cluster has others"
+            f"{stray['text']}; unless this is fixed, `autotune tune` omits the node if the cluster has other nodes"
         )
     shown = {
         name: value for name, value in document.items() if isinstance(value, str | int | float)

@@ -21,8 +21,8 @@ def diagnose(
         str,
         typer.Argument(
             metavar="STUDY|RUN|SPEC",
-            help="A study (id, prefix of the id, or name) or an observed run (id). With --log: the "
-            "spec or launch whose run wrote the log.",
+            help="A study (id, prefix of the id, or name) or an observed run (id). With --log: "
+            "the spec or launch of the run that wrote the log.",
         ),
     ],
     trial: Annotated[

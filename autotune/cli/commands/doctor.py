@@ -236,13 +236,13 @@ def _slurm() -> Check:
     left_s = job.left_s()
     cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
     detail = f"job {job.job}: {number_of(job.num_nodes, 'node')} ({job.node_list}){cpus}"
-    detail += f", {format_span(left_s)} left" if left_s is not None else ", no limit known"
+    detail += f", {format_span(left_s)} left" if left_s is not None else ", no known limit"
     detail += (
         "; the ray runner starts Ray on these nodes, the slurm runner starts programs without Ray"
     )
     detail += ", in a container" if in_container() else ""
     if job.cpus_per_node == 1:
-        remedy = "request more CPUs with --cpus-per-task or --exclusive; Slurm's default is one"
+        remedy = "request more CPUs with --cpus-per-task or --exclusive; Slurm's default is one CPU"
         return Check(name="Slurm", status=WARNING, detail=detail, remedy=remedy)
     return Check(name="Slurm", status=OK, detail=detail)
 

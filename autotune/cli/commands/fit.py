@@ -49,9 +49,7 @@ def fit(
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(
-            "--top", min=1, max=1000, help="Check this number of the plan's best configs."
-        ),
+        typer.Option("--top", min=1, max=1000, help="Check this many of the plan's best configs."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -93,8 +91,10 @@ def fit(
 ) -> None:
     """Check whether the model fits in memory; needs no GPU.
 
-    The command runs two optimizer steps of the model's own code without data, as one rank of the job. The answer shows how much memory is allocated,
-    when and for what, with FLOPs and communication. Your own model (model: {module: ...}) is built in a separate process on this machine.
+    The command runs two optimizer steps of the model's own code without data, as one rank of the
+    job. The answer shows how much memory is allocated when and for what, and lists FLOPs and
+    communication. Your own model (model: {module: ...}) is built in a separate process on this
+    machine.
 
     Exit code 0 means that the config, or at least one of several configs, is expected to fit. Exit code 1
     means that no config is expected to fit, or that no dry run was possible. Exit code 2 means bad input.

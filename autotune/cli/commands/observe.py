@@ -40,7 +40,9 @@ def run(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", metavar="KNOB=VALUE,...", help="The config that the command trains with."
+            "--config",
+            metavar="KNOB=VALUE,...",
+            help="Current config, if the command does not contain it.",
         ),
     ] = None,
     diagnose: Annotated[

@@ -271,7 +271,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
         out.print("ranked by predicted speed times the probability that the config fits in memory")
         if found.not_modelled:
             out.print(
-                f"not in the cost model, so shown with the first of their values: {', '.join(found.not_modelled)}"
+                f"the cost model does not cover these knobs, so the plan shows the first value of each: {', '.join(found.not_modelled)}"
             )
     elif found.nearest_miss:
         miss = found.nearest_miss
@@ -326,7 +326,7 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     out, _ = consoles()
     target, at_hand = study.workload.cluster, study.at_hand
     out.print(
-        f"proxies that would run on {at_hand.name}, {target.num_gpus / at_hand.num_gpus:g} times smaller:"
+        f"proxies that would run on {at_hand.name} (the target has {target.num_gpus / at_hand.num_gpus:g} times as many GPUs):"
     )
     print_table(
         PROXY_HEADS,
@@ -393,11 +393,11 @@ def _print_post_training(found: Any) -> None:
             else f"with {balanced['rollout_gpus']:.1f} GPUs for generation, neither side would wait"
         )
         out.print(
-            f"best split: {number_of(best['training_gpus'], 'GPU')} for training, {best['rollout_gpus']} for generation; {waits}"
+            f"best split: {number_of(best['training_gpus'], 'GPU')} for training and {best['rollout_gpus']} for generation; {waits}"
         )
     for gpus, reason in beside.get("splits_why_not", {}).items():
         out.print(f"there is no split with {number_of(gpus, 'GPU')} for generation: {reason}")
-    words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
+    words = {"both": "for both phases", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         why = beside["one_more_node_why_not"].get(side, "")
         if row is None:

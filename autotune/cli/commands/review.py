@@ -210,7 +210,9 @@ def _patch(found: Review) -> str:
 def _note_what_the_files_lack(found: Review) -> None:
     """Edited lines alone may give a different launch from the proposed one."""
     if found.unplaced:
-        note(f"set these too; the files have no lines for them: {', '.join(found.unplaced)}")
+        note(
+            f"set these options too, because the files have no lines for them: {', '.join(found.unplaced)}"
+        )
     if found.together is None and not found.missing:
         note("no edit is proposed; run the review without --diff to see why")
 

@@ -153,7 +153,7 @@ def serve(
             emit({"url": url, "access": access})
         note(access)
         note(
-            f"autotune serves at {url}. Ctrl-C stops the service; running studies continue at the next start"
+            f"autotune is serving at {url}. Ctrl-C stops the service; running studies continue at the next start"
         )
 
     serve_until_stopped(options, store_url=store, on_ready=ready)

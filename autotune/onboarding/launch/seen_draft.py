@@ -62,7 +62,7 @@ def seen_model(
     if reason := _no_decoder(facts):
         return {
             "parameters": found
-        }, f"weights counted in {kind}, which is not a decoder, because {reason}"
+        }, f"weight count of {kind}, which is not a decoder, because {reason}"
     if read is not None and _differs(read, found) <= AGREES:
         return None
     if (
@@ -75,7 +75,7 @@ def seen_model(
         ), f"{kind}, as observed: {found:,} weights{'' if has_seen_mask else assumed}"
     return (
         {"parameters": found},
-        f"weights counted in {kind}; if {kind} is a decoder, write its shape instead",
+        f"weight count of {kind}; if {kind} is a decoder, write its shape instead",
     )
 
 
@@ -314,7 +314,7 @@ def seen_draft(
     notes += [*_unseen(run, read, fill_in, workload), *filter(None, [seen.unevenness])]
     if seen.facts.get("offloads") and not any(ON_HOST in note for note in notes):
         notes.append(
-            f"{NOT_COUNTED}{ON_HOST}, planned on the GPU, which is faster, so {NEEDS_LESS}"
+            f"{NOT_COUNTED}{ON_HOST}; planned on the GPU, so {NEEDS_LESS}, but takes more time"
         )
     comment = _comment(run, fill_in)
     fill_in = [name for name in fill_in if name not in _filled(run)]
@@ -334,8 +334,10 @@ def seen_draft(
         spec = _as_seen(spec, run, meant, batch=workload.get("global_batch_size"))
         if kept_values := _kept(meant):
             notes.append(
-                f"it is unclear what the batch options mean, because {' and '.join(kept_values)} gave {run.seen.micro_batches} x {run.micro_batch_size} "
-                "sequences per step and rank; the options keep these values, so the batch is not tuned"
+                "it is unclear what the batch options mean, because "
+                f"{' and '.join(kept_values)} gave {run.seen.micro_batches} x "
+                f"{run.micro_batch_size} sequences per step on each rank; the options keep "
+                "these values, so the batch is not tuned"
             )
             workload["global_batch_size"] = run.batch
     spec = spec.edited("workload", value=workload, comment=comment)

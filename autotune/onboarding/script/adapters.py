@@ -158,7 +158,7 @@ def made_optimizer(script: Script) -> str:
 
 def of_unknown_optimizer(name: str) -> str:
     """The note on an optimizer that plans do not model."""
-    return f"{NOT_COUNTED}the optimizer {name}, planned as AdamW, because the memory and time of {name} are unknown"
+    return f"{NOT_COUNTED}the optimizer {name}; planned as AdamW, because the memory and time of {name} are unknown"
 
 
 def is_unfused(script: Script) -> bool:
@@ -174,17 +174,17 @@ def frozen(script: Script) -> Iterator[str]:
     if optimizer and optimizer_named(optimizer) is None:
         yield of_unknown_optimizer(optimizer)
     if not optimizer and len(created) > 1:
-        yield f"{NOT_COUNTED}which of {', '.join(created)} the source creates, planned as AdamW"
+        yield f"{NOT_COUNTED}the optimizer, because it is unclear which of {', '.join(created)} the source creates; planned as AdamW"
     yield from _adapter_notes(script)
     freezing = [
         name for name in passed if _FROZEN.fullmatch(name.lower()) and _are_on(values, name)
     ]
     if freezing and not peft_of(script):
-        yield f"{NOT_COUNTED}{_named(passed, freezing)}, {ALL_TRAINED}"
+        yield f"{NOT_COUNTED}{_named(passed, freezing)}; {ALL_TRAINED}"
     if (method := _method(values)) not in ("", "lora", "qlora", "full"):
-        yield f"{NOT_COUNTED}{method} ({', '.join(name for name in _METHODS if name in values)}), {ALL_TRAINED}"
+        yield f"{NOT_COUNTED}{method} ({', '.join(name for name in _METHODS if name in values)}); {ALL_TRAINED}"
     if part_options := second_models(script):
-        yield f"{NOT_COUNTED}a model with several parts ({_named(passed, part_options)}), planned as one decoder"
+        yield f"{NOT_COUNTED}a model with several parts ({_named(passed, part_options)}); planned as one decoder"
 
 
 def _adapter_notes(script: Script) -> Iterator[str]:
@@ -194,12 +194,12 @@ def _adapter_notes(script: Script) -> Iterator[str]:
         if script.adapted[0] and not _method(values) and values.keys().isdisjoint(_SWITCHES):
             call, is_certain = script.adapted
             consequence = ", so" if is_certain else f"; if {script.name} trains adapters,"
-            yield f"{NOT_COUNTED}adapters ({call}), {ALL_TRAINED}{consequence} {NEEDS_LESS}"
+            yield f"{NOT_COUNTED}adapters ({call}); {ALL_TRAINED}{consequence} {NEEDS_LESS}"
     elif modules and not targets_of(modules):
         unknown = [name for name in modules if not targets_of([name])]
-        yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
+        yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}; planned on all matrices in the layers"
     elif script.code.computes_targets and not modules:
-        yield f"{NOT_COUNTED}which matrices {script.name} chooses for its adapters, planned on all matrices of the layers"
+        yield f"{NOT_COUNTED}the matrices that {script.name} chooses for its adapters; planned on all matrices in the layers"
     elif not modules and peft["library"] and not _is_of_trl(script):
         yield f"{ASSUMED_TARGETS}, which is PEFT's default, because no option names the matrices"
     if (
@@ -210,14 +210,14 @@ def _adapter_notes(script: Script) -> Iterator[str]:
     ):
         yield f"adapters are planned with rank {peft['rank']}, because no option sets their rank"
     if peft and (saved_modules := _words_of(script, ("modules_to_save",))):
-        yield f"{NOT_COUNTED}{', '.join(saved_modules)} (modules_to_save), planned as frozen although the launch trains them, so {NEEDS_MORE}"
+        yield f"{NOT_COUNTED}{', '.join(saved_modules)} (modules_to_save); planned as frozen although the launch trains them, so {NEEDS_MORE}"
     if 8 in _bits(values) or _are_on(values, "load_in_8bit"):
         yield f"{NOT_COUNTED}{EIGHT_BITS}"
     for name, details in _IGNORED.items():
         if _are_on(values, name):
-            yield f"{NOT_COUNTED}{name}, {details}"
+            yield f"{NOT_COUNTED}{name}; {details}"
     if (task := values.get("task_type")) in _OTHER_LOSS:
-        yield f"{NOT_COUNTED}task_type={task}, planned with a loss over the vocabulary, so {NEEDS_LESS}"
+        yield f"{NOT_COUNTED}task_type={task}; planned with a loss over the vocabulary, so {NEEDS_LESS}"
     groups = [name for name in GROUPED if isinstance(values.get(name), int) and values[name] > 0]
     if groups or task in _OTHER_LOSS[1:]:
         details = ", ".join(f"{name}={values[name]}" for name in groups) or f"task_type={task}"

@@ -147,7 +147,7 @@ def script_draft(
             else ", so"
         )
         notes.append(
-            f"{NOT_COUNTED}{ON_HOST} ({offloading}), planned on the GPU, which is faster{consequence} {NEEDS_LESS}"
+            f"{NOT_COUNTED}{ON_HOST} ({offloading}); planned on the GPU{consequence} {NEEDS_LESS}, but takes more time"
         )
     if _tunes_nothing(found):
         notes.append(_no_options_note(found))
@@ -162,13 +162,13 @@ def script_draft(
     sets_sharding = found.template or "zero_stage" in {*found.used, *found.fixed}
     if script.code.shards and today.ranks > 1 and not sets_sharding:
         notes.append(
-            f"{NOT_COUNTED}sharding under a condition or in a module that {script.name} imports, planned as no sharding; if {script.name} shards, {NEEDS_LESS}"
+            f"{NOT_COUNTED}sharding under a condition or in a module that {script.name} imports; planned as no sharding; if {script.name} shards, {NEEDS_LESS}"
         )
     template = found.template
     sets_recompute = "recompute" in {*found.used, *found.fixed}
     if template and "activation_checkpointing" in template.document and not sets_recompute:
         notes.append(
-            f"{NOT_COUNTED}activation checkpointing, for which {template.given} has settings, planned as off; if {script.name} recomputes, {NEEDS_LESS}"
+            f"{NOT_COUNTED}activation checkpointing, for which {template.given} has settings; planned as off; if {script.name} recomputes, {NEEDS_LESS}"
         )
     if one_config_reason := _one_config(today):
         remedy = (
@@ -702,7 +702,7 @@ def _weight_type_notes(script: Script) -> Iterator[str]:
             if (line := script.code.loads_as[1])
             else "trl's default, because no dtype is given"
         )
-        yield f"{ASSUMED_WEIGHTS}fp32 beside adapters ({reason}); dtype=bfloat16 needs half the memory"
+        yield f"{ASSUMED_WEIGHTS}fp32 next to adapters ({reason}); dtype=bfloat16 needs half the memory"
         return
     if any(
         option.name == "torch_dtype" and option.given is None and option.default
@@ -721,9 +721,9 @@ def _weight_type_notes(script: Script) -> Iterator[str]:
     else:
         return
     if _planned_adapters(script):
-        yield f"{ASSUMED_WEIGHTS}bf16 beside adapters ({why}): transformers before release 5 loads fp32 by default; if it does, they need twice the memory, so set workload.peft.frozen_fp32 to true, or set dtype in the launch"
+        yield f"{ASSUMED_WEIGHTS}bf16 next to adapters ({why}): transformers before release 5 loads fp32 by default, in which case the weights need twice the memory; then set workload.peft.frozen_fp32 to true, or set dtype in the launch"
         return
-    yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 loads the checkpoint's own type by default; if that is bf16, which needs about half the memory, set workload.pure_bf16 to true, or set dtype in the launch"
+    yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 loads the checkpoint's own type by default; if this type is bf16, the weights need about half the memory; then set workload.pure_bf16 to true, or set dtype in the launch"
 
 
 def _spawns_fixed_number(found: OptionMatches) -> bool:
@@ -742,7 +742,7 @@ def _difference_notes(today: LaunchToday, source: Path) -> Iterator[str]:
         yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, pass a script that uses torchrun, accelerate or srun"
     placed, line = script.code.shared_placement
     if placed and today.ranks_of_trials > 1:
-        yield f"{NOT_COUNTED}device_map={placed} in line {line} of {script.name}, which puts the models of all {today.ranks_of_trials} ranks on the same GPUs, planned with one GPU per rank; omit device_map, or give each rank its own GPU"
+        yield f"{NOT_COUNTED}device_map={placed} in line {line} of {script.name}, which puts the models of all {today.ranks_of_trials} ranks on the same GPUs; planned with one GPU per rank; omit device_map, or give each rank its own GPU"
     if _spawns_fixed_number(found):
         many = f"{today.ranks_of_trials}{'' if script.code.spawned else ' are assumed'}"
         yield f"{script.name} starts its own ranks, and no option sets their number ({many}); to tune the number, add an option to {script.name} for it (--world-size)"

@@ -683,9 +683,9 @@ class LaunchToday:
         if self.micro_batch_size is None or (script.held_elsewhere and not is_given):
             return whole, f"{unit} (not found in the script)", True
         if self.is_accumulation_unsaid:
-            return whole, f"{unit}: {UNSAID_STEPS}", True
+            return whole, f"{unit} ({UNSAID_STEPS})", True
         if (chosen := self._batch_of_program) is not None:
-            return whole, f"{unit}: {chosen} lets the program choose the batch", True
+            return whole, f"{unit} ({chosen} lets the program choose the batch)", True
         parts = f"{'as launched' if script.started else 'its defaults'}, {micro} x {steps}"
         if not counts_all_ranks and self.replicas > 1:
             parts += f" on {number_of(self.ranks, 'rank')}"
@@ -696,9 +696,9 @@ class LaunchToday:
             )
         if self.is_assumed:
             why = "the launch does not give the number of ranks"
-            return whole, f"{unit}, {parts}: {why}", True
+            return whole, f"{unit}, {parts} ({why})", True
         if found.accumulates:
-            return whole, f"{unit}: {parts}", False
+            return whole, f"{parts} ({unit})", False
         if script.started and not (script.is_read and script.parser):
             return whole, f"{unit}, {parts} if it does not accumulate", True
         if micro_option is None or self.is_elsewhere:

@@ -230,7 +230,7 @@ def _notes(settings: Settings) -> Iterator[str]:
     if (optimizer := _said_optimizer(program, document)) and optimizer_named(optimizer) is None:
         yield of_unknown_optimizer(optimizer)
     if _is_as_loaded(program, document):
-        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {optimizer}, planned as bf16"
+        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {optimizer}; planned as bf16"
     for key, name in _methods(settings):
         if name not in HAS_REFERENCE:
             extra_work = BEYOND_BY_METHOD.get(
@@ -239,10 +239,10 @@ def _notes(settings: Settings) -> Iterator[str]:
             yield f"{NOT_PREDICTED}{extra_work} ({key}: {document[key]})"
     method = str(at_path(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
-        yield f"{NOT_COUNTED}{program.peft[0]}={method}, {ALL_TRAINED}; plans support lora and qlora"
+        yield f"{NOT_COUNTED}{program.peft[0]}={method}; {ALL_TRAINED}; plans support lora and qlora"
     for key in _PARTLY_TRAINED:
         if document.get(key):
-            yield f"{NOT_COUNTED}{key}, {ALL_TRAINED}"
+            yield f"{NOT_COUNTED}{key}; {ALL_TRAINED}"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
         yield f"{NOT_COUNTED}{EIGHT_BITS}"
 

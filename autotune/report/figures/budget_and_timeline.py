@@ -47,7 +47,7 @@ def budget_spent(source: FigureSource) -> Figure | None:
     return Figure(
         name="budget",
         title="Budget spent and left",
-        shows="How much of each study limit is spent. The study ends when a limit is reached, or earlier if further trials would not pay off.",
+        shows="How much of each study limit is spent. The study ends when a limit is reached, or earlier if further trials would not be worth their time.",
         how_to_read=capitalized(
             "; ".join(
                 f"{label}: {show(spent)} of {show(limit)}"

@@ -74,9 +74,9 @@ MISSING: Mapping[str, tuple[str, str]] = {
         "Map of the feasible set",
         "a knob with two or more values, and a space small enough to list",
     ),
-    "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were observed"),
-    "step_parts": ("Where step time goes", "a best trial that has a profile or a prediction"),
-    "memory_parts": ("Where the memory goes", "a best trial that has a prediction"),
+    "rank_parts": ("Where each rank's time goes", "observed ranks of the best trial"),
+    "step_parts": ("Where step time goes", "a profile or a prediction of the best trial"),
+    "memory_parts": ("Where the memory goes", "a prediction of the best trial"),
     "knob_importance": ("Importance of each knob", "a knob with two or more values"),
     "parallel_coordinates": (
         "Trials across the knobs",

@@ -39,7 +39,7 @@ def loss_curves(source: FigureSource) -> Figure | None:
     return Figure(
         name="loss_reference",
         title="Loss against the reference",
-        shows="Training loss in nats per token over the tokens seen after warm-up, of the winner, the baseline and the fp32 reference.",
+        shows="Training loss in nats per token, plotted over the tokens seen after warm-up, for the winner, the baseline and the fp32 reference.",
         how_to_read=f"{alike}. If a curve is above the reference, the curve's config trades accuracy for speed.",
         svg=plot(
             [],

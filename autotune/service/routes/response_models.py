@@ -57,7 +57,9 @@ class ErrorDocument(Answer):
 class BudgetSummary(Answer):
     """The limits of a study. The first one reached ends it."""
 
-    max_trials: int = Field(description="trials that the searcher may propose", examples=[20])
+    max_trials: int = Field(
+        description="number of trials that the searcher may propose", examples=[20]
+    )
     max_wall_s: float = Field(
         description="seconds since the start, excluding pauses", examples=[3600.0]
     )
@@ -263,7 +265,8 @@ class ExplainAnswer(Answer):
     text: list[str] = Field(description="sentences, the most important first")
     objective: Plain
     relative_to: str = Field(
-        description="the trial whose speed the reward is relative to", examples=["the baseline's"]
+        description="the trial that this trial's speed is compared with in the reward",
+        examples=["the baseline's"],
     )
     reward: Plain | None = Field(
         description="total, throughput, stability and parts; null without a measurement"
@@ -316,7 +319,7 @@ class BestAcross(Answer):
         description="how many configs in the space are valid and how many are measured, and the best untried config according to the cost model"
     )
     nearest: Plain | None = Field(
-        description="the workload these configs were measured for, how many doublings it is from the requested workload, and the cost model's estimate for the requested workload"
+        description="the workload for which these configs were measured, the distance to the requested workload (the norm of the log2 ratios of their sizes), and the cost model's estimate for the requested workload"
     )
     assumed: Plain | None = Field(description="values assumed for omitted parameters")
     observed: list[Plain] = Field(
@@ -361,7 +364,7 @@ class PlanAnswer(Answer):
     feasible: int
     infeasible: dict[str, int]
     assumed: list[str] = Field(
-        description="what the predictions assume about the model, in sentences"
+        description="sentences that state what the predictions assume about the model"
     )
     clusters: list[Plain] = Field(
         default_factory=list, description="the best on each requested cluster; otherwise absent"
@@ -386,7 +389,7 @@ class ReviewAnswer(Answer):
         description="what was not found, and how to provide it; until then nothing is predicted"
     )
     fits: bool | None = Field(
-        description="whether the launch is expected to fit. null while something is missing, and if the launch needs more or less memory than predicted, by an unknown amount"
+        description="whether the launch is expected to fit. null while a value is missing, or if the launch needs more or less memory than predicted by an unknown amount"
     )
     estimate: Plain | None
     observed: Plain | None

@@ -7,8 +7,8 @@
     clusters            GPU-NODESxGPUS, of any size: `a100-80gb-16x8` is 16 nodes of 8 GPUs
 
 Assumptions: peaks are dense (no sparsity). Memory is what CUDA reports, a little less than the
-product name says. Link bandwidths are per GPU and direction. Prices are public list prices, which
-change. To add a model or a GPU, add its file.
+product name says. Link bandwidths are per GPU in each direction. Prices are public list prices,
+which change. To add a model or a GPU, add its file.
 """
 
 from __future__ import annotations

@@ -249,8 +249,8 @@ def _check_all_read(name: str, read: set[str], document: Document) -> None:
         is_set = isinstance(value, int | float | list) and bool(value)
         if is_set and key not in read and _SHAPE.search(key) and not _NOT_SHAPE.search(key):
             raise SpecError(
-                f"the model's config.json has {key}={value!r:.40}, which is not known for {name} models, "
-                f"so autotune could misread the model's shape",
+                f"the model's config.json has {key}={value!r:.40}, which autotune does not "
+                f"know for {name} models, so the model's shape could be misread",
                 remedy=f"remove the key if it changes no weights, otherwise {INLINE}",
                 field="model",
             )

@@ -7,8 +7,8 @@ and returns the fields that change.
 What transformers' own classes provide for parallel training: a plan for tensor parallelism, and
 places where a pipeline can split the class.
 
-A class counts as having a tensor plan if the native trainer supports the style of every entry,
-which excludes plans for experts. Apertus is excluded, because its activation has two learned
+A class counts as having a tensor plan if the native trainer supports the style of every entry, so
+plans that cover experts do not count. Apertus is excluded, because its activation has two learned
 scalars, and no rank has the full gradients of these scalars.
 
 The facts about the families come from transformers 5.23, `base_model_tp_plan` and

@@ -1,4 +1,4 @@
-"""Quantities as users write them: a number with its unit, as text, and the plain number in the base
+"""Conversion of quantities from text with a unit, as users write them, to plain numbers in the base
 unit.
 
     TIME            s            90s  15min  1h30m  2d  250ms  5us

@@ -1,4 +1,4 @@
-"""Secrets in the values that a spec passes to its program: finding them, and masking them.
+"""Find and mask secrets in the values that a spec passes to its program.
 
 A value is secret because of its name (a variable, an option, a file key, a URL parameter, a header)
 or its position: the text before the `@` in a URL. The launches of trials and of the owner's exports

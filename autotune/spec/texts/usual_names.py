@@ -1,5 +1,5 @@
-"""Usual names in trainers and training scripts for knobs, for figures of workloads and models, and
-for their values; and other names of GPUs.
+"""Names that trainers and training scripts usually give to knobs, to figures of workloads and
+models, and to their values; also alternative names of GPUs.
 
     tensor_model_parallel_size, tensor-parallel-size, tp_degree      -> tp
     per_device_train_batch_size, mbs                                 -> micro_batch_size

@@ -59,7 +59,7 @@ def _faults(
         yield f"trial {number} is in the history but not in the trials table"
     fences = [event.data["fence"] for event in events if event.kind == EventKind.CLAIMED]
     if any(later <= earlier for earlier, later in itertools.pairwise(fences)):
-        yield f"fencing numbers do not grow: {fences}"
+        yield f"fencing numbers must grow from lease to lease, but are {fences}"
     yield from _study_faults(record, trials, events)
 
 

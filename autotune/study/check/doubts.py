@@ -108,8 +108,10 @@ def _of_tokens(
     )
     on = f" on {number_of(ranks, 'rank')}" if rate.is_per_gpu else ""
     yield (
-        f"the log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
-        f"but the spec says {expected:,.0f} ({product}{on}). Fix `workload`, or the batch options in trainer.argv; otherwise every tokens/s in the study is wrong by that factor"
+        f"the log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} "
+        f"per step, which is {expected * ratio:,.0f} {what} a step, but the spec says "
+        f"{expected:,.0f} ({product}{on}). Correct `workload`, or the batch options in "
+        "trainer.argv; otherwise every tokens/s in the study is wrong by that factor"
     )
 
 
@@ -131,6 +133,9 @@ def _of_times(
     else:
         why = "the time may cover several steps, or be in a different unit"
     yield (
-        f"the log says {format_duration(logged_s)} per step, but steps arrive every {format_duration(pace_s)}; {why}. "
-        f"Fix {'`workload`' if is_rate else 'the pattern'}, or remove the {'rate' if is_rate else 'time'} pattern from trainer.metrics, so that steps are timed by the arrival of their lines"
+        f"the log says {format_duration(logged_s)} per step, but steps arrive every "
+        f"{format_duration(pace_s)}; {why}. Correct "
+        f"{'`workload`' if is_rate else 'the pattern'}, or remove the "
+        f"{'rate' if is_rate else 'time'} pattern from trainer.metrics, so that steps are "
+        "timed by the arrival of their lines"
     )

@@ -61,9 +61,8 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         said=said,
         seen=observed if seen.micro_batches else "",
         agrees=not seen.disagreement if total and not seen.fills_by_tokens else None,
-        remedy="fix the batch options in trainer.argv (is the micro-batch per rank or for all "
-        "ranks? is accumulation passed?), or "
-        "workload.global_batch_size",
+        remedy="correct the batch options in trainer.argv (is the micro-batch per rank or for "
+        "all ranks? is accumulation passed?), or workload.global_batch_size",
     )
     length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None
     expected = study.workload.seq_len
@@ -99,7 +98,7 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
         agrees=None
         if found is None
         else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
-        remedy=f"fix `model`, from which time and memory are predicted; set the model's fields, or {by_count} if no fields describe the model"
+        remedy=f"correct `model`, from which time and memory are predicted; set the model's fields, or {by_count} if no fields describe the model"
         if is_decoder
         else f"{by_count}, because the model's input is not tokens and no decoder shape describes it",
         fix=None if found is None or is_decoder else ("model.parameters", found),

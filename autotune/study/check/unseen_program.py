@@ -135,7 +135,7 @@ def _command(study: Study, config: ParallelConfig) -> str:
     command = f": {launch.placed('FILES').command}"
     if not is_from_own_environment(launch):
         return command
-    return f"{command}. There is no {launch.argv[0]} on PATH, so trials use that of autotune's own environment; to use another, set trainer.python"
+    return f"{command}. There is no {launch.argv[0]} on PATH, so trials use the one in autotune's own environment; to use a different one, set trainer.python"
 
 
 def _options(study: Study) -> str:

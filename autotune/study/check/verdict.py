@@ -41,7 +41,7 @@ _REMEDIES = (
     ),
     (
         r"unrecognized arguments|no such option|unexpected (?:keyword )?argument|invalid choice|the following arguments are required",
-        "fix trainer.argv; the program does not accept these arguments",
+        "correct trainer.argv; the program does not accept these arguments",
     ),
     (
         r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",

@@ -60,7 +60,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
         return f"{number_of(spent.refused, 'config')} proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
-        return f"{format_span(spent.wall_s)} of {format_span(budget.max_wall_s)} of wall time are spent; the rest is reserved for the finals"
+        return f"{format_span(spent.wall_s)} of the {format_span(budget.max_wall_s)} of wall time have been used; the rest is reserved for the finals"
     if (
         budget.max_gpu_s is not None
         and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s

@@ -1,5 +1,5 @@
-"""What a trainer can train: models, optimizers, adapters and data. Each trainer declares it, and
-`workload_limits` compares it with a workload."""
+"""What a trainer can train: models, optimizers, adapters and data. Each trainer declares its
+abilities, and `workload_limits` compares them with a workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ description."""
 
 
 class Abilities:
-    """What a trainer declares about itself. What it does not declare, it does not support."""
+    """What a trainer declares about itself. Undeclared abilities count as unsupported."""
 
     name: ClassVar[str]
     """its registered name"""
@@ -64,11 +64,12 @@ class Abilities:
 
     @property
     def has_own_model(self) -> bool:
-        """Whether its program builds its own model, of any shape and family."""
+        """Whether the trainer's program builds its own model, for any shape and family."""
         return self.families is None and UNCOMMON_SHAPES.keys() <= self.shapes
 
     def knows(self, family: str) -> bool:
-        """Whether it trains models of this `model_type` exactly as their config.json describes."""
+        """Whether the trainer trains models of this `model_type` exactly as their config.json
+        describes."""
         return self.families is None or family in self.families
 
     @property

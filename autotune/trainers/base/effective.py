@@ -56,8 +56,8 @@ def word_limit(
 
 
 def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...]:
-    """A limit of accelerate and of libraries that build on it: on CPU ranks it replicates the
-    weights, whatever sharding is set."""
+    """A limit of accelerate, and of libraries that build on it: on CPU ranks, accelerate replicates
+    the weights, whatever sharding is set."""
     if not (workload.cluster.gpu.is_cpu and config.zero_stage):
         return ()
     message = "accelerate shards only on GPUs, and would keep whole weights on CPU ranks"

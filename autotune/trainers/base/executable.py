@@ -62,8 +62,8 @@ def _path(environment: Mapping[str, str]) -> str:
 
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:
-    """The Python that runs an executable: itself, or the one that its first lines name (as in
-    `torchrun`); empty if it is no Python program."""
+    """The Python that runs an executable: the executable itself, or the interpreter named in its
+    first lines (as in `torchrun`); empty if it is not a Python program."""
     if INTERPRETER.fullmatch(Path(executable).name):
         return executable
     try:

@@ -4,7 +4,7 @@ The program runs in the folder `cwd`, so that it finds its own files. Its argume
 configuration files by absolute paths. If the spec is a file and the program's path is relative,
 `cwd` defaults to the spec's folder (`autotune.schema.files`).
 
-`program_name` identifies what trains. Runs with the same name are taken as runs of one program and
+`program_name` identifies what trains. Runs with the same name count as runs of one program and
 share its correction of predicted step times.
 """
 

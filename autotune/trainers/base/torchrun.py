@@ -117,7 +117,7 @@ def ranks_started(
 
 def tf32_environment(precision: str) -> dict[str, str]:
     """The variable that switches TF32 on or off for fp32 matrix products; empty for other
-    precisions. ATen reads it when it is loaded (aten/src/ATen/Context.cpp)."""
+    precisions. ATen reads the variable when the library is loaded (aten/src/ATen/Context.cpp)."""
     if precision not in ("fp32", "tf32"):
         return {}
     return {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1" if precision == "tf32" else "0"}

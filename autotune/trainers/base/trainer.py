@@ -91,7 +91,7 @@ class Trainer(Abilities, ABC):
     def find_limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
     ) -> tuple[Limit, ...]:
-        """The values of the knobs it reads that it cannot express; empty if there are none.
+        """The values of knobs that the trainer reads but cannot express; empty if there are none.
         `options` are checked and complete."""
 
     @abstractmethod
@@ -210,8 +210,8 @@ class Trainer(Abilities, ABC):
     def limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
     ) -> tuple[Limit, ...]:
-        """The values of this config that it cannot express; empty if there are none. `options`: as
-        passed to `launch`.
+        """The values of this config that the trainer cannot express; empty if there are none.
+        `options`: as passed to `launch`.
 
         They are of three kinds: values that the trainer declares impossible, non-default values of
         knobs that it has not declared, and the study's own knobs that its launch cannot pass on.

@@ -1,4 +1,4 @@
-"""Options of trainers: settings besides the config, and what their values give access to on the
+"""Options of trainers: settings in addition to the config, and what their values can access on the
 machine that runs the trials."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_OPTION = 4096
 
 
 class Reach(StrEnum):
-    """What an option's value gives access to on the machine that runs the trials. A service decides
-    by it which options its callers may set."""
+    """What an option's value gives access to on the machine that runs the trials. A service uses
+    the reach to decide which options its callers may set."""
 
     NOTHING = "nothing"
     """a number, a flag or a plain word"""
@@ -47,7 +47,7 @@ class Option:
     meaning: str
     """one line of documentation"""
     default: Any = None
-    """value if it is left out; also determines the type (None: text)"""
+    """value if the option is omitted; also determines the type (None: text)"""
     export_only: bool = False
     """whether only exports use it; trials take the value from the study, so a study must not set
     it"""
@@ -58,7 +58,7 @@ class Option:
     """what its value gives access to; None if undeclared, in which case a service rejects it"""
     choices: tuple[str, ...] = ()
     """allowed words; empty if any word is allowed. A number is converted to text, because YAML
-    parses `version: 0.3` as one"""
+    parses `version: 0.3` as a number"""
     least: int = 0
     """minimum of a number"""
     most: int | None = None

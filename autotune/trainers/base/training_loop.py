@@ -1,7 +1,7 @@
-"""The name of a workload's training loop, by which the cost model keeps facts and constants.
+"""The name of a workload's training loop, under which the cost model stores facts and constants.
 
-It is the loop that the workload sets (`Workload.loop`), or else the one that its trainer declares
-(`Trainer.loop`), or else the trainer's name.
+The name comes from the workload (`Workload.loop`), else from the trainer's declaration
+(`Trainer.loop`); else it is the trainer's name.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo", "nvidia_recipe
 
 
 def keeps_experts_whole(workload: Workload) -> bool:
-    """Whether tensor-parallel ranks hold different experts. For programs that support both, a
-    post-training workload sets it."""
+    """Whether tensor-parallel ranks hold different experts. For programs that support both layouts,
+    a post-training workload decides (`PostTraining.whole_experts`)."""
     rl = workload.rl
     is_told = rl is not None and rl.engine == "megatron" and rl.whole_experts
     return is_told or training_loop(workload) in WHOLE_EXPERTS

@@ -1,13 +1,14 @@
 """Limits of trainers that do not depend on their own code.
 
-Of autotune's own training loop with a model that code builds: parallelism that needs a plan which
+For autotune's own training loop with a model built by code: parallelism that needs a plan which
 the model does not provide, and features that exist only in the built-in decoder. Always supported
 are DDP and ZeRO 0 to 3 with replicas, accumulation, precision, `recompute=full`, compilation and
 adapters; tp with a tensor plan, and pp with a split.
 
-Of any trainer: workloads and models that it does not support, by its `Abilities`.
+For any trainer: workloads and models that the trainer does not support according to its
+`Abilities`.
 
-Of launchers in a command: configs of which they would silently start only a part.
+For launchers in a command: configs of which the launcher would silently start only some ranks.
 
     torchrun --standalone, --nnodes=1    each node trains alone
     accelerate launch                    each node trains alone without `--machine_rank`; on CPUs it starts only one process
@@ -86,7 +87,7 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 
 
 def step_rule(rl: PostTraining, c: ParallelConfig) -> Rule:
-    """The rule that a config's optimizer step has as many sequences as that of the workload."""
+    """The rule that a config's optimizer step has as many sequences as the workload's."""
     return Rule(
         c.global_batch_size != rl.mini_batch,
         "accumulation_steps",
@@ -98,7 +99,7 @@ def step_rule(rl: PostTraining, c: ParallelConfig) -> Rule:
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
     """Limits of a trainer that builds models from shapes: it cannot use a user's module, nor a
-    model of which only the number of weights is known."""
+    model known only by its number of weights."""
     if model.is_counted:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
@@ -355,7 +356,7 @@ def launcher_limits(
             knob="world_size",
             value=placement.world_size,
             message="on CPUs, `accelerate launch` starts only one process",
-            remedy="start the script with torchrun, and set env: {ACCELERATE_USE_CPU: 'true'}, without which ranks train separately",
+            remedy="start the script with torchrun, and set env: {ACCELERATE_USE_CPU: 'true'}; otherwise ranks train separately",
         )
     elif placement.nnodes > 1 and (found := _on_one_node(name, argv, placement.nproc_per_node)):
         message, remedy = found

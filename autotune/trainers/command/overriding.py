@@ -141,7 +141,7 @@ def _main() -> None:
         tree = with_values(ast.parse(text, path), VALUES)
     except UnclearPlaceError as error:
         sys.exit(
-            f"autotune: {PROGRAM} cannot be started with the overrides: {error}; fix trainer.overrides in the spec"
+            f"autotune: {PROGRAM} cannot be started with the overrides: {error}; correct trainer.overrides in the spec"
         )
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
         sys.path[0] = folder

@@ -89,7 +89,7 @@ def clean(line: str) -> str:
 
 
 def number_in(text: str, pattern: re.Pattern[str]) -> float | None:
-    """The number that the pattern's first group takes of the text; None where it does not match."""
+    """The number in the pattern's first group; None if the pattern does not match the text."""
     found = pattern.search(text)
     return number(found[1]) if found else None
 

@@ -73,7 +73,7 @@ def model_notes(model: ModelSpec) -> Iterator[str]:
         yield "the rotary scaling 'yarn' in the model's config.json is carried over only with latent attention; set it in the trainer"
     elif scaling and (lost := [name for name in WITHOUT_FLAG if scaling[name] != YARN[name]]):
         said = ", ".join(f"{name}={scaling[name]:g}" for name in lost)
-        yield f"Megatron-LM has no flag for {said} in the model's YaRN scaling, and uses {', '.join(f'{YARN[name]:g}' for name in lost)}"
+        yield f"Megatron-LM has no flag for {said} in the model's YaRN scaling, and uses {', '.join(f'{YARN[name]:g}' for name in lost)} instead"
 
 
 def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def read(present: PresentConfiguration) -> Reading:
     if others:
         model = {}
         keys.remarks.append(
-            f"{keys.name}: the sizes in model_config are not read, because it has {', '.join(others)}, and exports support only Llama and Qwen2; set `model` in the spec"
+            f"{keys.name}: the sizes in model_config are not read, because model_config has {', '.join(others)}, and exports support only Llama and Qwen2; set `model` in the spec"
         )
     if model:
         tied = keys.is_on(f"{_MODEL}.tie_word_embeddings")

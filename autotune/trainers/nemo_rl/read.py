@@ -77,7 +77,7 @@ def read(keys: KeyReader) -> Reading:
     if ranks is not None and ranks < 1:
         raise SpecError(
             f"the launch has {number_of(nodes * (per_node or 0), 'GPU')}, but the engines alone need {generating}, so no GPU is left for training",
-            remedy="fix cluster.num_nodes, cluster.gpus_per_node or policy.generation.colocated.resources",
+            remedy="correct cluster.num_nodes, cluster.gpus_per_node or policy.generation.colocated.resources",
             field="FILE",
         )
     packing, length = _packing(keys), keys.count("policy.max_total_sequence_length")

@@ -152,7 +152,7 @@ class TorchtitanTrainer(Trainer):
                 Rule(
                     workload.seq_len % unit,
                     "workload.seq_len",
-                    f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1",
+                    f"must be a multiple of tp={c.tp}, times 2 * cp if cp={c.cp} is above 1",
                     remedy=f"use {next_multiple(workload.seq_len, unit)}, or a smaller tp or cp",
                 ),
                 Rule(c.ep > 1 and not model.num_experts, "ep", "a dense model has no experts", 1),

@@ -89,7 +89,7 @@ def test_rates_that_agree_or_are_those_of_one_rank_are_not_doubted(rate: str) ->
 def test_a_batch_that_the_spec_does_not_know_is_doubted() -> None:
     (found,) = doubts("1 tokens/s", "8.19k tokens/s", "8.19k tokens/s")
     assert "prints 8,190 tokens/s at 500 ms per step, which is 4,095 tokens a step" in found
-    assert "the spec says 2,048 (seq_len 128 x global_batch_size 16). Fix `workload`" in found
+    assert "the spec says 2,048 (seq_len 128 x global_batch_size 16). Correct `workload`" in found
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_batch_that_the_spec_does_not_know_is_doubted() -> None:
             "log",
             "arrive every 50 ms; the time may cover several steps, or be in a different unit",
         ),
-        (1.5, "rate", "Fix `workload`"),
+        (1.5, "rate", "Correct `workload`"),
     ],
 )
 def test_a_time_that_the_clock_does_not_confirm_is_doubted(

@@ -234,7 +234,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([steps(2), failed(FailureKind.HANG)], "failed after 2 steps", False),
         ([steps(2), failed(FailureKind.ERROR, "exit code 1")], "failed after 2 steps: exit code 1", True),
         ([failed(FailureKind.ERROR, exception="ModuleNotFoundError: No module named 'x'")], "install the module for the Python", True),
-        ([failed(FailureKind.INVALID, log_tail=("error: unrecognized arguments: --x",))], "fix trainer.argv", True),
+        ([failed(FailureKind.INVALID, log_tail=("error: unrecognized arguments: --x",))], "correct trainer.argv", True),
         ([failed(FailureKind.ERROR, log_tail=("KeyError: 'WANDB_KEY'",))], "under trainer.env", True),
         ([failed(FailureKind.ERROR, log_tail=("can't open file '/x/train.py'",))], "set trainer.cwd", True),
         ([failed(FailureKind.ERROR, "exit code 1")], "see the last lines of the log", True),

@@ -163,7 +163,7 @@ def test_a_decoder_of_another_size_is_not_replaced_by_a_number() -> None:
         row for row in rows_of(of, CONFIG, seen(of, parameters=7)) if row.name == "parameters"
     ]
     assert (row.agrees, row.fix) == (False, None)
-    assert "fix `model`" in row.remedy
+    assert "correct `model`" in row.remedy
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_a_program_that_only_the_own_environment_can_start_is_told_before_its_fi
     hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
     argv = ["python", *program_spec(tmp_path)["trainer"]["argv"][1:]]
     api.tune(program_spec(tmp_path, argv=argv), store=store, on_event=hear)
-    assert "There is no python on PATH, so trials use that of autotune's own environment" in said[0]
+    assert (
+        "There is no python on PATH, so trials use the one in autotune's own environment" in said[0]
+    )
 
 
 RESUMES = """\

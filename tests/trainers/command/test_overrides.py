@@ -198,7 +198,7 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
     (tmp_path / "train.py").write_text(PROGRAM.replace("BATCH = 4", "BATCH = BATCH_OF = 4"))
     refused = _run(launch, tmp_path)
     assert refused.returncode == 1
-    assert "line 7 does more than set BATCH; fix trainer.overrides" in refused.stderr
+    assert "line 7 does more than set BATCH; correct trainer.overrides" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,10 @@ def test_a_keeper_that_is_killed_takes_the_program_with_it(keeper: KeeperProcess
     begin(keeper, SLEEPS)
     pid = pid_in(heard_to(keeper, "lines"))
     os.kill(parent_of(pid), signal.SIGKILL)
-    assert heard_to(keeper, "gone")[-1] == {"event": "gone", "why": "the program's keeper was lost"}
+    assert heard_to(keeper, "gone")[-1] == {
+        "event": "gone",
+        "why": "the process that watches the program was lost",
+    }
     until(lambda: not is_alive(pid), 10.0)
 
 

@@ -239,7 +239,7 @@ def test_left_out_lines_show_in_the_log() -> None:
         "[node 0] the end",
     )
     assert failure.message.endswith(
-        "; left out of the program's log: 8 lines (4.0 MiB), with 1 step line among them"
+        "; not read from the program's log: 8 lines (4.0 MiB), with 1 step line among them"
     )
 
 

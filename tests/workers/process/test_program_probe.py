@@ -529,15 +529,15 @@ def test_lengths_that_are_not_the_specs_are_told_with_the_measurement(
     [
         (
             [8, 8, 8, 8, 8, 16, 16, 32],
-            ("sequences per step and rank grew from 8 to 32", "the spec has 8", "0.62 times"),
+            ("sequences per step on each rank grew from 8 to 32", "the spec has 8", "0.62 times"),
         ),
         (
             [8, 8, 16, 8, 8, 16, 8, 8],
-            ("sequences per step and rank is 16 in 2 of 8 steps", "0.80 times"),
+            ("sequences per step on each rank is 16 in 2 of 8 steps", "0.80 times"),
         ),
         (
             [8, 8, 8, 1, 8, 8, 8, 1],
-            ("sequences per step and rank is 1 in 2 of 8 steps", "1.28 times", "drop_last"),
+            ("sequences per step on each rank is 1 in 2 of 8 steps", "1.28 times", "drop_last"),
         ),
         ([8] * 8, ()),
     ],

@@ -87,7 +87,7 @@ FAULTS = {
     "exit@0": (FailureKind.ERROR, "on node 0 (127.0.0.1)", "[node 0] ValueError: the cause"),
     "kill@1": (
         FailureKind.WORKER_LOST,
-        "node 1 (127.0.0.1): the program's keeper was lost",
+        "node 1 (127.0.0.1): the process that watches the program was lost",
         "[node 1] iteration 0",
     ),
 }

@@ -231,7 +231,7 @@ def build_class(model: ModelSpec) -> BuiltModel:
         first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build {model.name} ({type(error).__name__}: {first[:300]})",
-            remedy="fix the config.json, install a transformers release that supports it, or build the model with {module: PACKAGE.MODULE:FUNCTION}",
+            remedy="correct the config.json, install a transformers release that supports it, or build the model with {module: PACKAGE.MODULE:FUNCTION}",
             field="model.hf",
         ) from error
     module.train()
@@ -274,7 +274,7 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
             return getattr(transformers, name)
     if named:
         raise ValueError(
-            f"transformers has no class {' or '.join(named)}, which the file's `architectures` names; without this key, the causal language model class for {document['model_type']} is built"
+            f"the file's `architectures` names {' or '.join(named)}, which transformers does not have; remove `architectures` to build the causal language model class for {document['model_type']}"
         )
     causal_lm = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if causal_lm is None:

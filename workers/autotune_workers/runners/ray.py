@@ -265,7 +265,7 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
     if cluster.gpu.is_cpu and cpus and cpus < ranks:
         raise RunnerError(
             f"the smallest config in the space has {number_of(ranks, 'rank')} on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
-            remedy=f"request more CPUs with --cpus-per-task={ranks} or --exclusive (in the spec, slurm: {{cpus-per-task: {ranks}}}); Slurm's default is one",
+            remedy=f"request more CPUs with --cpus-per-task={ranks} or --exclusive (in the spec, slurm: {{cpus-per-task: {ranks}}}); Slurm's default is one CPU",
             field="runner",
         )
 

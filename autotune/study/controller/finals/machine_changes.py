@@ -65,7 +65,7 @@ def changes_in_words(
     if unknown:
         possessive = "its" if len(unknown) == 1 else "their"
         texts.append(
-            f"{_named(unknown)} ran while the machine changed, so the lower end of {possessive} possible speed counts."
+            f"{_named(unknown)} ran while the machine changed, so only the lower end of {possessive} possible speed is used."
         )
     return texts
 

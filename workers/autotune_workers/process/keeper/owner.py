@@ -28,7 +28,7 @@ from autotune_workers.process.program.environment import program_environment, pr
 from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.speed_variables import speed_variables
 
-LOST = "the program's keeper was lost"
+LOST = "the process that watches the program was lost"
 
 
 @final

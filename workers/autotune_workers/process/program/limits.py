@@ -94,8 +94,10 @@ def _batch_warning(probe: ProgramProbe) -> str:
         extent = " to ".join(f"{count:g}" for count in sorted({min(others), max(others)}))
         seen = f"is {extent} in {len(others)} of {len(counts)} steps"
     return (
-        f"the number of sequences per step and rank {seen}, but the spec has {share:g}; tokens/s counts the spec's batch in every step, which is {share / mean(counts):.2f} times "
-        "what was trained. Use a constant batch in trials; if only an epoch's last batch is short, set drop_last=True"
+        f"the number of sequences per step on each rank {seen}, but the spec has "
+        f"{share:g}; tokens/s counts the spec's batch in every step, which is "
+        f"{share / mean(counts):.2f} times what was trained. Use a constant batch in "
+        "trials; if only an epoch's last batch is short, set drop_last=True"
     )
 
 
@@ -126,6 +128,7 @@ def _other_work_warnings(steps: Sequence[SeenStep]) -> Iterator[str]:
         share = max(sum(times_s), more_s) / sum(s.time_s for s in steps)
         if share >= OTHER_WORK:
             yield (
-                f"{work} takes {share:.0%} of the step time (in {sum(has_work)} of {len(steps)} steps); tokens/s includes this time, so configs look more alike. "
-                "Turn it off in trials, or do it less often"
+                f"{work} takes {share:.0%} of the step time (in {sum(has_work)} of "
+                f"{len(steps)} steps); tokens/s includes this time, so configs look more "
+                "alike. Turn this work off in trials, or do it less often"
             )

@@ -240,7 +240,7 @@ class ProgramTrial:
     def _fail_on_disagreement(self) -> None:
         """Fails the attempt if the program's batch differs from the config's."""
         if not self.request.as_it_is and (difference := self._probe.disagreement()):
-            remedy = "fix the batch options in trainer.argv, or the workload; `autotune check` compares the spec with what is observed"
+            remedy = "correct the batch options in trainer.argv, or the workload; `autotune check` compares the spec with what is observed"
             self._fail(FailureKind.INVALID, f"{difference}; {remedy}")
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
@@ -360,7 +360,7 @@ class ProgramTrial:
         if failure is not None and self._left_out:
             failure = replace(
                 failure,
-                message=f"{failure.message}; left out of the program's log: {self._left_out.text}",
+                message=f"{failure.message}; not read from the program's log: {self._left_out.text}",
             )
         if failure is not None and not failure.log_tail:
             # output after the order to end is no evidence: `SignalException: Process
