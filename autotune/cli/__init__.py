@@ -1,4 +1,4 @@
-"""The command line. Each module holds the commands of one purpose and imports what they need only
+"""The command line. Each module has the commands for one purpose, and imports what they need only
 when they run.
 
     commands/      tune.py         tune                        best.py         best, explain
@@ -11,7 +11,7 @@ when they run.
                    annotate.py     note, tag, delete           store.py        store check, backup, restore, migrate, ...
                    doctor.py       doctor                      onboarding.py   init, import
                    recheck.py      recheck                     diagnose.py     diagnose
-    brief.py       commands that answer at once
+    fast_start.py  commands whose time is mostly startup
     help_pages.py  commands in groups, examples                quantities.py   options with units
     output.py      the options that commands share; JSON documents, tables and errors
     live.py        the live view of a running study            study_text.py   a study as text
@@ -33,8 +33,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.brief import COMMANDS as BRIEF
-from autotune.cli.brief import brief
+from autotune.cli.fast_start import SHORT_COMMANDS, fast_start
 
 if TYPE_CHECKING:
     import typer
@@ -60,9 +59,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "catalogs": ("knobs", "searchers", "models", "clusters", "spaces", "trainers", "runners"),
     "doctor": ("doctor",),
 }
-"""modules of `commands`, with the commands of each; where Python has the name of a command already,
-its function has a `_` behind it"""
-PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+"""modules of `commands`, with the commands of each; a function has a trailing `_` if Python already
+uses the command's name"""
+SUBCOMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "token": (
         "Create, list and revoke access tokens for the service.",
         ("create", "list", "revoke", "audit"),
@@ -72,33 +71,33 @@ PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("check", "backup", "restore", "migrate", "export", "vacuum"),
     ),
 }
-"""commands that have commands of their own: (help, their names)"""
-PASSED_ON: Mapping[str, dict[str, Any]] = {
+"""commands with subcommands: (help, names of the subcommands)"""
+CONTEXT_SETTINGS: Mapping[str, dict[str, Any]] = {
     "run": {"ignore_unknown_options": True, "allow_interspersed_args": False}
 }
-"""settings of commands whose words belong to another program"""
+"""click settings of commands whose arguments include another program's command line"""
 SUMMARY = """Find the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
 Start with `autotune init train.py -o SPEC` (writes a spec for your script), then run `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (trains for five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: runs one command and exits with its code. Mistakes of the user are reported
+    """Run one command and exit with its code; the entry point. Errors of the user are printed
     without a traceback."""
     if sys.platform == "win32":
         sys.exit("error: autotune needs Linux or macOS, and this is Windows; run autotune in WSL 2")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # logs of programs hold half characters
+            stream.reconfigure(errors="replace")  # logs of programs may contain lone surrogates
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
-    """Runs one command line and returns its exit code."""
+    """Run one command line and return its exit code."""
     if argv[:1] == ["run"] and "--" in argv:
-        at = argv.index("--")
-        _begin_run(argv[at + 1 :], argv[1:at])
-    with brief() if argv[:1] and argv[0] in BRIEF else nullcontext():
+        separator = argv.index("--")
+        _exec_or_continue(argv[separator + 1 :], argv[1:separator])
+    with fast_start() if argv[:1] and argv[0] in SHORT_COMMANDS else nullcontext():
         return _run(argv)
 
 
@@ -120,34 +119,34 @@ def _run(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):
-        # The reader of stdout has gone (`autotune list | head`), for which click and rich end the
+        # The reader of stdout has exited (`autotune list | head`), so click and rich end the
         # program; redirect stdout so that the exit prints no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
     except (MemoryError, ImportError, OSError) as error:
         if not isinstance(error, MemoryError) and "Cannot allocate memory" not in str(error):
             raise
-        told = AutotuneError(
+        exhausted = AutotuneError(
             "autotune ran out of memory; all measurements so far are stored",
             remedy="raise the memory limit (the container's, or `ulimit -v`), then repeat the "
             "command; the study continues",
         )
-        return report_error(told, as_json=as_json)
+        return report_error(exhausted, as_json=as_json)
     except Exception as error:
-        if hasattr(error, "format_message"):  # typer's errors of a wrong command line
+        if hasattr(error, "format_message"):  # typer's errors about the command line
             return report_error(error, as_json=as_json)
         raise
     return code if isinstance(code, int) else DONE
 
 
-def _begin_run(command: list[str], options: list[str]) -> None:
-    """Becomes the command at once if another process of its job prints: there may be thousands of
-    them. Each process reports rank variables that no launcher set."""
+def _exec_or_continue(command: list[str], options: list[str]) -> None:
+    """Replace this process with the command if another process of the job prints, because a job may
+    have thousands of processes. Each process also reports rank variables that no launcher set."""
     from autotune.observing.in_place import exec_in_place
     from autotune.observing.rank import is_first, leftover
 
-    if told := leftover(os.environ, command):
-        print(f"autotune: {told}", file=sys.stderr, flush=True)
+    if warning := leftover(os.environ, command):
+        print(f"autotune: {warning}", file=sys.stderr, flush=True)
     if command and not is_first(os.environ, command):
         from autotune.observing.watched import NOWHERE, variables_of
 
@@ -159,14 +158,14 @@ def _begin_run(command: list[str], options: list[str]) -> None:
 
 
 def application(word: str = "") -> typer.Typer:
-    """The typer application with all commands, or with those of the module alone that holds the
-    command of that name: building all of them takes longer than many run."""
+    """Return the typer application with all commands, or only with the module that has the command
+    `word`, because building all commands takes longer than many commands run."""
     import typer
 
     from autotune.cli.help_pages import GroupedCommands, add_examples
 
-    def show_version(asked: bool) -> None:
-        if asked:
+    def show_version(is_set: bool) -> None:
+        if is_set:
             from autotune import __version__
 
             print(f"autotune {__version__}")
@@ -188,7 +187,7 @@ def application(word: str = "") -> typer.Typer:
             False, "--version", callback=show_version, is_eager=True, help="Show the version."
         ),
     ) -> None:
-        """Options that stand before the command."""
+        """Options before the command."""
 
     only = [name for name, commands in MODULES.items() if word in commands]
     for name in only or MODULES:
@@ -198,14 +197,14 @@ def application(word: str = "") -> typer.Typer:
 
 
 def _add(app: typer.Typer, module: ModuleType, names: Sequence[str]) -> None:
-    """Adds the module's commands of these names."""
+    """Add the module's commands with these names to the application."""
     import typer
 
     from autotune.cli.help_pages import GroupedCommands
 
     for name in names:
-        if name in PARTS:
-            text, parts = PARTS[name]
+        if name in SUBCOMMANDS:
+            text, parts = SUBCOMMANDS[name]
             group = typer.Typer(
                 cls=GroupedCommands, help=text, no_args_is_help=True, rich_markup_mode=None
             )
@@ -213,4 +212,4 @@ def _add(app: typer.Typer, module: ModuleType, names: Sequence[str]) -> None:
             app.add_typer(group, name=name)
         else:
             command = getattr(module, name, None) or getattr(module, f"{name}_")
-            app.command(name, context_settings=PASSED_ON.get(name))(command)
+            app.command(name, context_settings=CONTEXT_SETTINGS.get(name))(command)

@@ -1,7 +1,7 @@
-"""Help pages: the commands in groups, each with one whole sentence, and examples at the end of each
-command's own page.
+"""Help pages: commands in groups, each with one sentence, and examples at the end of each command's
+own page.
 
-A command that is in no group is listed under `MORE`, so that no page loses one.
+Commands outside all groups are listed under `MORE`, so that no command is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """headings, and the commands under each in the order in which people need them"""
 MORE = "More"
-"""heading of the commands that are in no group"""
+"""heading for commands outside all groups"""
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("autotune doctor",),
@@ -163,29 +163,29 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "searchers": ("autotune searchers",),
     "runners": ("autotune runners",),
 }
-"""command lines that end a command's page, a few words behind some of them; by the command's
+"""example command lines at the end of a command's page, some with an explanation; by command
 path"""
 
 
 class GroupedCommands(TyperGroup):
-    """A group whose page lists its commands under headings and cuts no sentence short."""
+    """A group whose help page lists commands under headings and prints each sentence whole."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes the commands."""
-        left = {
+        """Write the sections with commands."""
+        ungrouped = {
             name: command
             for name in self.list_commands(ctx)
             if (command := self.get_command(ctx, name))
         }
-        longest = max(map(len, left))
+        longest = max(map(len, ungrouped))
         for heading, names in GROUPS.items() if ctx.parent is None else ():
             _write(
                 formatter,
                 heading,
-                {name: left.pop(name) for name in names if name in left},
+                {name: ungrouped.pop(name) for name in names if name in ungrouped},
                 longest,
             )
-        _write(formatter, MORE if ctx.parent is None else "Commands", left, longest)
+        _write(formatter, MORE if ctx.parent is None else "Commands", ungrouped, longest)
 
 
 def _write(formatter: Any, heading: str, commands: Mapping[str, Any], longest: int) -> None:
@@ -200,14 +200,14 @@ def _first_line(text: str | None) -> str:
 
 
 def add_examples(app: typer.Typer) -> None:
-    """Puts the examples at the end of the pages of the application's commands."""
+    """Add the examples to the help pages of the application's commands."""
     for path, command in commands_of(app):
         if lines := EXAMPLES.get(path):
             command.epilog = "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
 def commands_of(app: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The registered commands with their paths: `plan`, `store check`."""
+    """Yield the registered commands with their paths, such as `plan` and `store check`."""
     for command in app.registered_commands:
         name = command.name or (command.callback.__name__.strip("_") if command.callback else "")
         yield f"{prefix}{name}", command

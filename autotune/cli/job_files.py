@@ -1,5 +1,5 @@
-"""`autotune tune --on SCHEDULER` and `--in FOLDER`: a study as a job, and where the results of one
-lie that runs in it."""
+"""`autotune tune --on SCHEDULER` and `--in FOLDER`: writes a study as a scheduler's job, and finds
+the results of a study that runs as a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from autotune.trainers.base.own_program import COMMAND
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
 SCHEDULERS = (SLURM, KUBERNETES)
-"""what can run a study as its job"""
+"""schedulers that can run a study as a job"""
 
 
 def write_job(
@@ -45,8 +45,8 @@ def write_job(
     store: str | None,
     json: bool,
 ) -> None:
-    """Checks the study as far as the login node can, writes the files of its job, and submits it
-    where that is asked. Raises what a wrong spec raises."""
+    """Check the study as far as the login node can, write the job's files, and submit the job if
+    `submits` is set. Raises the errors of a wrong spec."""
 
     if on not in SCHEDULERS:
         raise SpecError(
@@ -54,11 +54,13 @@ def write_job(
             remedy=nearest(on, SCHEDULERS),
             field="--on",
         )
-    overrides = {**overrides, **{f"{on}.{key}": value for key, value in _said(options, on).items()}}
+    overrides = {
+        **overrides,
+        **{f"{on}.{key}": value for key, value in _job_options(options, on).items()},
+    }
     with places_in(document, but=overrides):
-        asked = dict(
-            api.read_document(document, overrides=overrides)
-        )  # its mistakes are placed here, where the options are known
+        # read here, so that errors in overrides are reported as errors in --option
+        spec_document = dict(api.read_document(document, overrides=overrides))
     if on == KUBERNETES:
         if submits:
             raise SpecError(
@@ -67,28 +69,28 @@ def write_job(
                 field="--submit",
             )
         with places_in(document, but=overrides):
-            in_pods.check_asked(asked)
-            study = api.load_study(asked, base=base)
+            in_pods.check_asked(spec_document)
+            study = api.load_study(spec_document, base=base)
             api.check_study(study, same_files=False)
-            pods = KubernetesDocument.model_validate(asked["kubernetes"])
-            made = in_pods.submission(study, asked, pods, base=base, folder=Path.cwd())
-        _tell(made, write(made), json=json)
+            pods = KubernetesDocument.model_validate(spec_document["kubernetes"])
+            prepared = in_pods.submission(study, spec_document, pods, base=base, folder=Path.cwd())
+        _print_job(prepared, write(prepared), json=json)
         return
     with places_in(document, but=overrides):
-        study = api.load_study(asked, base=base, slurm_cluster=submission.stand_in)
-        job = SlurmDocument.model_validate(asked.get("slurm") or {})
+        study = api.load_study(spec_document, base=base, slurm_cluster=submission.stand_in)
+        job = SlurmDocument.model_validate(spec_document.get("slurm") or {})
         api.check_study(study, same_files=not (job.setup or job.container))
         if not job.container:
             _check_program_file(study, base)
-    server = _server(store)
-    made = submission.submission(
-        study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server
+    server = _server_address(store)
+    prepared = submission.submission(
+        study, spec_document, job, base=base, folder=Path.cwd(), keeps_store=not server
     )
-    written = write(made)
-    when = submission.check(made)
+    written = write(prepared)
+    when = submission.check(prepared)
     for remark in submission.doubtful_options(job):
         note(f"note: {remark}")
-    if asked["cluster"] == SLURM:
+    if spec_document["cluster"] == SLURM:
         note(
             "note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed"
         )
@@ -96,29 +98,31 @@ def write_job(
         note(
             f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to that address in the job's environment too"
         )
-    number = submission.submit(made) if submits else ""
-    named = shlex.quote(study.name) if server else f"--in {made.folder.name}"
-    _tell(made, written, json=json, when=when, number=number, named=named)
+    number = submission.submit(prepared) if submits else ""
+    study_argument = shlex.quote(study.name) if server else f"--in {prepared.folder.name}"
+    _print_job(
+        prepared, written, json=json, when=when, number=number, study_argument=study_argument
+    )
 
 
-def _tell(
-    made: Submission,
+def _print_job(
+    prepared: Submission,
     written: Sequence[Path],
     *,
     json: bool,
     when: str = "",
     number: str = "",
-    named: str = "",
+    study_argument: str = "",
 ) -> None:
-    """What was written, and how the job is started, or that it was; `named`: how a command names
-    its study."""
+    """Print the written files, and how to start the job or that it was submitted. `study_argument`:
+    the command-line argument that selects its study."""
     if json:
         emit(
             {
                 "job": {
-                    "folder": str(made.folder),
+                    "folder": str(prepared.folder),
                     "files": [str(path) for path in written],
-                    "start": made.start,
+                    "start": prepared.start,
                     "id": number or None,
                     "expected": when,
                 }
@@ -131,36 +135,37 @@ def _tell(
         note(f"Slurm: {when}")
     if number:
         note(f"submitted as job {number}")
-        note(f"next: autotune status {named}")
+        note(f"next: autotune status {study_argument}")
     else:
-        print(made.start)
+        print(prepared.start)
 
 
 _LISTS = ("files", "env_from", "container.mounts")
+"""options whose values are lists, separated by commas"""
 
 
-def _said(options: Sequence[str], on: str) -> dict[str, Any]:
-    """The options by key: lines of `setup` one by one, lists at their commas, numbers and switches
-    where the key wants them, else text."""
+def _job_options(options: Sequence[str], on: str) -> dict[str, Any]:
+    """Return the job options by key. Each `setup` option adds one line, lists are split at commas,
+    and integers and booleans are parsed if the key's type is one; other values stay text."""
     fields = (KubernetesDocument if on == KUBERNETES else SlurmDocument).model_fields
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, text in key_values(options, field="--option", example="--option time=4h"):
-        wanted = str(fields[key].annotation) if key in fields else ""
+        key_type = str(fields[key].annotation) if key in fields else ""
         if key == "setup":
-            found[key] = [*found.get(key, ()), text]
+            values[key] = [*values.get(key, ()), text]
         elif key in _LISTS:
-            found[key] = [*found.get(key, ()), *text.split(",")]
-        elif text.isdigit() and "int" in wanted:
-            found[key] = int(text)
-        elif text.lower() in ("true", "false") and ("bool" in wanted or key not in fields):
-            found[key] = text.lower() == "true"
+            values[key] = [*values.get(key, ()), *text.split(",")]
+        elif text.isdigit() and "int" in key_type:
+            values[key] = int(text)
+        elif text.lower() in ("true", "false") and ("bool" in key_type or key not in fields):
+            values[key] = text.lower() == "true"
         else:
-            found[key] = text
-    return found
+            values[key] = text
+    return values
 
 
 def _check_program_file(study: Study, base: Path) -> None:
-    """Raises `SpecError` for a Python file that a command starts and that is not in its folder."""
+    """Raise `SpecError` if the command starts a Python file that is not in its folder."""
     options = study.trainer_options
     words = [
         word for word in options.get("argv") or () if isinstance(word, str) and word.endswith(".py")
@@ -180,38 +185,41 @@ def _check_program_file(study: Study, base: Path) -> None:
         )
 
 
-def _server(store: str | None) -> str:
-    """The database on a server that is named, without its password; empty for a file."""
+def _server_address(store: str | None) -> str:
+    """Return the address of the database server without its password, or an empty text if the store
+    is a file."""
 
     location = find_location(store)
     return "" if location.is_sqlite else str(location)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPlace:
-    """Where a study's results are kept while it runs."""
+class StudyStorage:
+    """Where a study's results are stored while it runs."""
 
     store: str | None
-    """as --store names it"""
+    """value for --store"""
     shown: str
-    """the same for people"""
-    changed: Callable[[], None] = lambda: None
-    """a trial has ended"""
+    """location to print"""
+    on_trial_end: Callable[[], None] = lambda: None
+    """called after each ended trial"""
 
-    def rests_as_asked(self, record: StudyRecord, document: Mapping[str, Any]) -> bool:
-        """Whether the pause of the study is no failure of its job: a person asked for it, or the
-        job begins again, as the spec wants where its time was over. Results are where they belong
-        by now."""
+    def pause_is_expected(self, record: StudyRecord, document: Mapping[str, Any]) -> bool:
+        """Return whether the job of a paused study should exit with success: the pause was
+        requested, or the job ran out of time and was requeued as the spec asks.
 
-        wants = bool((document.get("slurm") or {}).get("requeue"))
+        Requeues the job, so results must be stored by now.
+        """
+
+        may_requeue = bool((document.get("slurm") or {}).get("requeue"))
         job = allocation()
         if job is None or record.status is not StudyStatus.PAUSED:
             return False
-        if not wants or not record.message.startswith((TIME_IS_OVER, JOB_ENDS)):
+        if not may_requeue or not record.message.startswith((TIME_IS_OVER, JOB_ENDS)):
             return record.message == PAUSED_ON_REQUEST
         try:
             job.requeue()
-        except RunnerError as error:  # it was cancelled
+        except RunnerError as error:  # the job was cancelled
             note(f"job {job.job} could not be requeued: {error.message}")
             return False
         note(f"job {job.job} is requeued; the study continues when the job restarts")
@@ -219,12 +227,12 @@ class StudyPlace:
 
 
 @contextmanager
-def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
-    """The user's store, or that of the folder, which is copied there while the study runs. Raises
-    `SpecError` when both are named."""
+def study_storage(folder: Path | None, store: str | None) -> Iterator[StudyStorage]:
+    """Yield the user's store, or a store that is copied to the folder while the study runs. Raises
+    `SpecError` if both are given."""
 
     if folder is None:
-        yield StudyPlace(store=store, shown=str(find_location(store)))
+        yield StudyStorage(store=store, shown=str(find_location(store)))
         return
 
     if store is not None:
@@ -234,23 +242,30 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
             field="--in",
         )
     job = allocation()
-    home: StudyFolder
+    study_folder: StudyFolder
 
-    def hear(action: str) -> None:
-        with closing(api.open_store(home.path)) as database:
+    def deliver(action: str) -> None:
+        with closing(api.open_store(study_folder.path)) as database:
             try:
                 for record in database.studies(limit=1):
                     api.act(database, record.id, action)
             except (AutotuneError, ValueError) as error:
                 note(f"the {action} request was not delivered: {error}")
 
-    with StudyFolder(folder, job=job.job if job else "", on_request=hear, on_error=note) as home:
-        yield StudyPlace(store=str(home.path), shown=str(folder.absolute()), changed=home.changed)
+    with StudyFolder(
+        folder, job=job.job if job else "", on_request=deliver, on_error=note
+    ) as study_folder:
+        yield StudyStorage(
+            store=str(study_folder.path),
+            shown=str(folder.absolute()),
+            on_trial_end=study_folder.changed,
+        )
 
 
 def queue_state(folder: Path) -> dict[str, Any] | None:
-    """What Slurm says of the job that was submitted last from the folder: {id, state, reason, left,
-    start}; None where there is no such job or no Slurm here."""
+    """Return the state of the job last submitted from the folder, from Slurm: {id, state, reason,
+    left, start}. `state` is None if Slurm does not know the job or `squeue` is missing. Returns
+    None if no job was submitted."""
     import json
 
     try:
@@ -260,12 +275,12 @@ def queue_state(folder: Path) -> dict[str, Any] | None:
     if shutil.which("squeue") is None:
         return {"id": number, "state": None}
     try:
-        said = ask(
+        row = ask(
             "squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r|%L|%S"
         )
-    except RunnerError:  # squeue forgets jobs that are over
+    except RunnerError:  # squeue rejects jobs that ended some time ago
         return {"id": number, "state": None}
     state, reason, left, start = (
-        (said.splitlines()[0].split("|") + [""] * 4)[:4] if said else ("", "", "", "")
+        (row.splitlines()[0].split("|") + [""] * 4)[:4] if row else ("", "", "", "")
     )
     return {"id": number, "state": state or None, "reason": reason, "left": left, "start": start}

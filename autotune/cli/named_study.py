@@ -1,8 +1,8 @@
-"""Which study a name means where several have it.
+"""Finds the study that a name means if several studies have the name.
 
-to look at    the newest; the others are listed
-to act on     the only one that has not ended, else the id is asked for
-to delete     the only one of that name, else the id is asked for
+to show        the newest study; the others are listed
+to control     the only study that has not ended; otherwise an error asks for the id
+to delete      the only study with the name; otherwise an error asks for the id
 """
 
 from __future__ import annotations
@@ -13,86 +13,95 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
-from autotune.cli.study_text import interval_of
+from autotune.cli.study_text import speedup_interval
 from autotune.errors import NotFoundError
 from autotune.spec.texts.as_text import format_speedup
 
 if TYPE_CHECKING:
     from autotune.cli.source import Source
 
-LISTED = 5
-"""studies of one name that are listed"""
+MAX_LISTED = 5
+"""maximum number of studies with one name to list"""
 
 
-def tell_namesakes(source: Source, asked: str) -> None:
-    """Says which other studies have the name of the one that is shown."""
-    found = _named(source, asked)
-    if len(found) > 1:
+def note_namesakes(source: Source, name_or_id: str) -> None:
+    """Print which other studies have the same name as the study that is shown."""
+    namesakes = _studies_named(source, name_or_id)
+    if len(namesakes) > 1:
         note(
-            f"{_count(found)} studies are named {asked!r}; this is the newest, {found[0]['id']}. To select another study, use its id:"
+            f"{_count(namesakes)} studies are named {name_or_id!r}; this is the newest, {namesakes[0]['id']}. To select another study, use its id:"
         )
-        for study in found[1:LISTED]:
-            note(f"  {described(study)}")
+        for study in namesakes[1:MAX_LISTED]:
+            note(f"  {_study_line(study)}")
 
 
 @contextmanager
-def source_of(
+def source_with_study(
     study: str, store: str | None, url: str | None, folder: Path | None = None
 ) -> Iterator[tuple[Source, str]]:
-    """The source of the study that is shown, and the study, after saying which others have its
-    name."""
-    from autotune.cli.source import in_folder, open_source
+    """Yield the source and the id of the study to show, after printing which other studies have the
+    same name."""
+    from autotune.cli.source import open_source, study_and_store
 
-    study, store = in_folder(study, store, url, folder)
+    study, store = study_and_store(study, store, url, folder)
     with open_source(store, url) as source:
-        tell_namesakes(source, study)
+        note_namesakes(source, study)
         yield source, study
 
 
-def to_act_on(source: Source, asked: str) -> str:
-    """The id or name to act on. Raises `NotFoundError` when several studies of this name have not
-    ended."""
+def study_to_control(source: Source, name_or_id: str) -> str:
+    """Return the id or name of the study to control. Raises `NotFoundError` if several studies with
+    this name have not ended."""
     from autotune.spec import StudyStatus
 
     statuses = [status for status in StudyStatus if not status.is_terminal]
-    open_ones = [study for status in statuses for study in _named(source, asked, status=status)]
+    open_ones = [
+        study for status in statuses for study in _studies_named(source, name_or_id, status=status)
+    ]
     open_ones.sort(key=lambda study: str(study["created_at"]), reverse=True)
-    return _only(asked, open_ones, "studies that have not ended")
+    return _single_study(name_or_id, open_ones, "studies that have not ended")
 
 
-def to_delete(source: Source, asked: str) -> str:
-    """The id or name to delete. Raises `NotFoundError` when several studies have this name."""
-    return _only(asked, _named(source, asked), "studies")
+def study_to_delete(source: Source, name_or_id: str) -> str:
+    """Return the id or name of the study to delete. Raises `NotFoundError` if several studies have
+    this name."""
+    return _single_study(name_or_id, _studies_named(source, name_or_id), "studies")
 
 
-def described(study: dict[str, Any]) -> str:
-    """A study in a line: id, when, status, and what it gained."""
+def _study_line(study: dict[str, Any]) -> str:
+    """Return one line about a study: id, creation time, status and speedup."""
     speedup = study.get("speedup")
-    gained = (
-        f", {format_speedup(speedup, *interval_of(study), over=' the baseline')}" if speedup else ""
+    result = (
+        f", {format_speedup(speedup, *speedup_interval(study), over=' the baseline')}"
+        if speedup
+        else ""
     )
-    gained = f", {noisy['message']}" if (noisy := study.get("too_noisy")) else gained
-    return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status'].lower()}{gained}"
+    result = f", {noisy['message']}" if (noisy := study.get("too_noisy")) else result
+    return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status'].lower()}{result}"
 
 
-def _named(source: Source, asked: str, **filters: Any) -> list[dict[str, Any]]:
-    """The first studies of this name that match the filters, newest first; none where it is the id
-    of one."""
-    if not asked:
-        return []  # no filter
-    found: list[dict[str, Any]] = source.studies(limit=LISTED + 1, name=asked, **filters)["studies"]
-    return found
+def _studies_named(source: Source, name_or_id: str, **filters: Any) -> list[dict[str, Any]]:
+    """Return the newest studies with this name that match the filters, at most `LISTED` + 1 of
+    them."""
+    if not name_or_id:
+        return []  # an empty name would match all studies
+    studies: list[dict[str, Any]] = source.studies(
+        limit=MAX_LISTED + 1, name=name_or_id, **filters
+    )["studies"]
+    return studies
 
 
-def _only(asked: str, found: Sequence[dict[str, Any]], what: str) -> str:
-    if len(found) < 2:
-        return found[0]["id"] if found else asked
-    listed = "; ".join(described(study) for study in found[:LISTED])
+def _single_study(name_or_id: str, matches: Sequence[dict[str, Any]], description: str) -> str:
+    """Return the only match's id, or `name_or_id` without matches. Raises `NotFoundError` for
+    several matches."""
+    if len(matches) < 2:
+        return matches[0]["id"] if matches else name_or_id
+    listed = "; ".join(_study_line(study) for study in matches[:MAX_LISTED])
     raise NotFoundError(
-        f"{_count(found)} {what} are named {asked!r}: {listed}",
-        remedy=f"use the study's id, e.g. {found[0]['id']}",
+        f"{_count(matches)} {description} are named {name_or_id!r}: {listed}",
+        remedy=f"use the study's id, e.g. {matches[0]['id']}",
     )
 
 
-def _count(found: Sequence[Any]) -> str:
-    return f"more than {LISTED}" if len(found) > LISTED else str(len(found))
+def _count(matches: Sequence[Any]) -> str:
+    return f"more than {MAX_LISTED}" if len(matches) > MAX_LISTED else str(len(matches))

@@ -1,8 +1,8 @@
-"""What all commands share: common options, one JSON document or a table on stdout, notes and errors
-on stderr.
+"""Parts shared by all commands: common options, one JSON document or a table on stdout, and notes
+and errors on stderr.
 
-Stand-ins: values of a draft that are still to be filled in, as the comments say that `autotune
-init` and `import` write beside them.
+Placeholders are the values in a draft spec that people must still fill in; `autotune init` and
+`autotune import` mark them with the comment `fill in`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.exit_codes import AWAY, BAD_INPUT, FAILED
+from autotune.cli.exit_codes import BAD_INPUT, FAILED, UNAVAILABLE
 from autotune.errors import (
     AutotuneError,
     ConflictError,
@@ -50,16 +50,16 @@ JsonOption = Annotated[
 ]
 
 
-def or_print(path: Path | None) -> Path | None:
-    """Callback of an option for a file that is printed where none is named: `-` names none."""
+def dash_as_stdout(path: Path | None) -> Path | None:
+    """Option callback: return None for `-`, which means standard output."""
     return None if path is not None and str(path) == "-" else path
 
 
-def never_printed(
+def reject_dash(
     context: typer.Context, parameter: typer.CallbackParam, path: Path | None
 ) -> Path | None:
-    """Callback of a parameter for files that cannot be printed: `-` would be a file of that name.
-    Raises `SpecError`."""
+    """Parameter callback: raise `SpecError` for `-`, because this file cannot be standard
+    output."""
     if path is not None and str(path) == "-" and not context.resilient_parsing:
         field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
         raise SpecError(
@@ -124,7 +124,7 @@ VerboseOption = Annotated[
 StudyArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name.")
 ]
-StudyOfFolder = Annotated[
+OptionalStudyArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID", help="Study: id, prefix of the id, or name. Not needed with --in."
@@ -141,13 +141,13 @@ InOption = Annotated[
 
 
 PIPE_WIDTH = 100_000
-"""characters of a line in a file or a pipe: more than any line has, so that nothing is wrapped or
-cut there"""
+"""characters per line in a file or a pipe; above any line's length, so that nothing is wrapped or
+cut"""
 
 
 def consoles() -> tuple[Console, Console]:
-    """The consoles of stdout and of stderr. Text is no markup. Lines in a file or a pipe stay
-    whole, and their tables have tabs."""
+    """Return the consoles of stdout and stderr. They print text without interpreting markup. In a
+    file or a pipe, lines are not wrapped and tables are separated by tabs."""
     from rich.console import Console
 
     out, err = (Console(stderr=is_err, highlight=False, markup=False) for is_err in (False, True))
@@ -158,12 +158,12 @@ def consoles() -> tuple[Console, Console]:
 
 
 def line_width() -> int:
-    """Columns of a line on stdout, as those of its console."""
+    """Return the width of a line on stdout, in characters."""
     return get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def palette_of(out: Console) -> Palette:
-    """Blocks for the bars where the console has colors to tell their parts apart, otherwise
+    """Return the palette for bars: blocks if the console has colors to distinguish them, otherwise
     letters."""
     from autotune.report.terminal import Palette
 
@@ -173,7 +173,7 @@ def palette_of(out: Console) -> Palette:
 
 
 def bare_table() -> Table:
-    """An empty table without lines; tabs in a file or a pipe."""
+    """Return an empty table without borders. In a file or a pipe, tabs separate its columns."""
     from autotune.report.table_layout import TabTable
 
     return TabTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -182,7 +182,7 @@ def bare_table() -> Table:
 def print_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
 ) -> None:
-    """Prints a table on stdout; columns with the heads `numbers` are aligned to the right."""
+    """Print a table on stdout. `numbers`: heads of the columns to align right."""
     table = bare_table()
     for head in heads:
         table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
@@ -192,12 +192,13 @@ def print_table(
 
 
 def emit(document: Mapping[str, Any]) -> None:
-    """Prints one strict JSON document: NaN and infinity become null."""
+    """Print one strict JSON document on stdout; NaN and infinity become null."""
     sys.stdout.write(json.dumps(strict(document), indent=2, allow_nan=False, default=str) + "\n")
 
 
 def strict(value: Any) -> Any:
-    """`value` with every number that JSON cannot hold as None, and numpy's numbers as Python's."""
+    """Return `value` for strict JSON: None for NaN and infinity, and Python's numbers for
+    numpy's."""
     if isinstance(value, Mapping):
         return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -210,8 +211,8 @@ def strict(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
-    """Writes a file that was asked for, and its folder. `?` replaces half characters from logs of
-    programs. Raises `SpecError`."""
+    """Write a file and create its folder. `?` replaces lone surrogates, which logs of programs can
+    contain. Raises `SpecError` if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -222,12 +223,12 @@ def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Prints a line for people, on stderr."""
+    """Print a line on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def note_changes() -> Callable[[str], None]:
-    """A function like `note` that prints a line only if it differs from the line before."""
+    """Return a function like `note` that omits a line if it equals the line before."""
     printed: list[str] = []
 
     def note_if_new(text: str) -> None:
@@ -239,18 +240,22 @@ def note_changes() -> Callable[[str], None]:
 
 
 def report_error(error: Exception, *, as_json: bool) -> int:
-    """Prints an error, with --json also as an error document on stdout, and returns the exit
-    code."""
+    """Print an error on stderr, with `as_json` also as an error document on stdout, and return the
+    exit code."""
 
     if isinstance(error, AutotuneError):
         body = error.document()
-        text = _with_excerpts(error)
+        text = _error_text(error)
         code = (
             FAILED
             if isinstance(error, InfeasibleError | ConflictError | ProgramError | ServiceError)
             else BAD_INPUT
         )
-        code = AWAY if isinstance(error, StoreUnavailableError | ServiceUnavailableError) else code
+        code = (
+            UNAVAILABLE
+            if isinstance(error, StoreUnavailableError | ServiceUnavailableError)
+            else code
+        )
     else:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         if type(error).__name__ == "NoArgsIsHelpError":  # `autotune` alone: the text is the help
@@ -259,35 +264,36 @@ def report_error(error: Exception, *, as_json: bool) -> int:
         context = getattr(error, "ctx", None)
         remedy = f"`{context.command_path if context else 'autotune'} --help` shows the usage"
         body = {"kind": "usage", "message": text, "field": "", "remedy": remedy}
-        text, code = f"error: {_joined(text, remedy)}", BAD_INPUT
+        text, code = f"error: {_usage_message(text, remedy)}", BAD_INPUT
     if as_json:
         emit({"error": body})
     print(text, file=sys.stderr)
     return code
 
 
-def _joined(text: str, remedy: str) -> str:
-    """A wrong command line as one sentence with its remedy."""
+def _usage_message(text: str, remedy: str) -> str:
+    """Return one sentence with the mistake in the command line and its remedy."""
     from autotune.spec.config import capitalized
     from autotune.spec.texts.validation import violated_rule
 
-    # of older releases
+    # messages of older click releases
     text = re.sub(r"'[^']*' is not a valid integer( range)?\.$", "must be a whole number", text)
     text = violated_rule({"msg": text}).rstrip(".")
-    text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
+    text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _range_rule, text)
     return f"{text} {capitalized(remedy)}" if text.endswith("?") else f"{text}; {remedy}"
 
 
-def _bound(found: re.Match[str]) -> str:
-    """Which bound of a range a number of the command line breaks."""
-    value, low, sign, other = found.groups()
+def _range_rule(match: re.Match[str]) -> str:
+    """Return the violated bound of a number's range, from click's message."""
+    value, low, sign, other = match.groups()
     if low is not None and not float(value) >= float(low):
         sign, other = ">=", low
     return f"must be {'less' if sign == '<=' else 'greater'} than or equal to {float(other):g}"
 
 
-def _with_excerpts(error: AutotuneError) -> str:
-    """All mistakes that an error carries, in the order of the spec, each with the lines of the spec that it is about."""
+def _error_text(error: AutotuneError) -> str:
+    """Return all mistakes in an error, in the order of the spec, each with the lines of the spec
+    that it concerns."""
     shown = []
     for mistake in error.by_line():
         excerpt = (
@@ -310,9 +316,9 @@ def read_study(
     base: Path | None = None,
     limits: DryRunLimits | None = None,
 ) -> tuple[Study, AbstractContextManager[None]]:
-    """(the study, a context whose errors get their places in the spec). Relative paths start at
-    `base`; its default is the spec's folder, or for a mapping the current folder. `limits`: for the
-    process that builds your own model."""
+    """Return the study, and a context that adds positions in the spec to errors raised in it.
+    `base`: folder for relative paths; default: the spec's folder, or the current folder for a
+    mapping. `limits`: limits for the process that builds your own model."""
     from autotune import api
     from autotune.schema import folder_of, places_in
 
@@ -323,44 +329,46 @@ def read_study(
 
 
 def note_probe_off(study: Study) -> None:
-    """Says, on stderr, that trials of the study's program are not observed, where the probe is
-    switched off."""
+    """Print a note if the probe is off, so that trials of the study's program are not observed."""
     from autotune.observing.watched import probe_off
 
     environment = {**os.environ, **study.trainer_options.get("env", {})}
-    if study.trainer != "native" and (told := probe_off(environment)):
-        note(f"note: {told}")
+    if study.trainer != "native" and (reason := probe_off(environment)):
+        note(f"note: {reason}")
 
 
-def note_stand_ins(spec: str) -> None:
-    """Says, on stderr, which lines of the spec file still have such a comment. Standard input (`-`)
-    and pipes cannot be read twice."""
+def note_placeholders(spec: str) -> None:
+    """Print a note with the lines of the spec file that still have placeholders. Standard input
+    (`-`) and pipes are skipped, because they cannot be read twice."""
     path = Path(spec)
     if spec == "-" or not path.is_file():
         return
-    found = dict.fromkeys(stand_ins(path.read_text(encoding="utf-8")))
-    if found:
-        lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in found)
+    unfilled = dict.fromkeys(placeholders(path.read_text(encoding="utf-8")))
+    if unfilled:
+        lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in unfilled)
         note(
             f"note: {spec} still has the comment `fill in` at {lines}, so the results are for a placeholder; enter your own value and delete the comment"
         )
 
 
-def _below(lines: Sequence[str], number: int) -> int:
-    """The line below a comment in line `number`, after any other comments; that line itself at the
-    end of the text."""
+def _line_after_comments(lines: Sequence[str], number: int) -> int:
+    """Return the number of the first line after the comments that begin in line `number`, or
+    `number` at the end of the text."""
     rest = range(number + 1, len(lines) + 1)
-    return next((at for at in rest if not lines[at - 1].lstrip().startswith("#")), number)
+    return next(
+        (value_line for value_line in rest if not lines[value_line - 1].lstrip().startswith("#")),
+        number,
+    )
 
 
-def stand_ins(text: str) -> Iterator[tuple[int, str]]:
-    """Line, from 1, and key of each value with such a comment, behind it or on the line above it;
-    an empty key for an entry of a list."""
+def placeholders(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, key) of each value with the comment `fill in`, at the end of its
+    line or on the line above. The key is empty for an entry of a list."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         if (comment := _COMMENT.search(line)) is None:
             continue
         is_above = not line[: comment.start()].strip()
-        at = _below(lines, number) if is_above else number
-        key = _KEY.match(lines[at - 1])
-        yield at, key[1] if key is not None else ""
+        value_line = _line_after_comments(lines, number) if is_above else number
+        key = _KEY.match(lines[value_line - 1])
+        yield value_line, key[1] if key is not None else ""

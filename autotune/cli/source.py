@@ -1,8 +1,8 @@
-"""The source of a command's answers: the results database itself, or a running service. Both return
-the same documents.
+"""The two sources of a command's data: the results database, or a running service. Both return the
+same documents.
 
-`open_source` returns an `autotune.Client` when a service is named (--url or AUTOTUNE_URL),
-otherwise a `LocalSource`, whose methods are those of the client.
+`open_source` yields an `autotune.Client` if a service is selected (--url or AUTOTUNE_URL),
+otherwise a `LocalSource`, which has the same methods.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 Source: TypeAlias = "Client | LocalSource"
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Answer = TypeVar("Answer")
 
 
-def _of_store(
-    answer: Callable[Concatenate[ServiceStore, Given], Answer],
-) -> Callable[Concatenate[LocalSource, Given], Answer]:
-    """An answer of the store as a method of its source, with the same parameters."""
+def _store_method(
+    function: Callable[Concatenate[ServiceStore, Params], Answer],
+) -> Callable[Concatenate[LocalSource, Params], Answer]:
+    """Return a function of the store as a method of `LocalSource`, with the same parameters."""
 
-    @wraps(answer)
-    def method(source: LocalSource, /, *args: Given.args, **named: Given.kwargs) -> Answer:
-        return answer(source.store, *args, **named)
+    @wraps(function)
+    def method(source: LocalSource, /, *args: Params.args, **named: Params.kwargs) -> Answer:
+        return function(source.store, *args, **named)
 
     return method
 
@@ -56,7 +56,7 @@ class LocalSource:
         self.store = store
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
-        """Stores a study as QUEUED, for `autotune serve` on the same store."""
+        """Store a study as QUEUED, for `autotune serve` on the same store."""
 
         return api.submitted_document(
             api.submit_study(
@@ -64,17 +64,17 @@ class LocalSource:
             )
         )
 
-    studies = _of_store(api.studies_document)
-    observed = _of_store(api.observed_document)
-    trials = _of_store(api.trial_documents)
-    events = _of_store(api.event_documents)
-    result = _of_store(api.result_of)
-    best = _of_store(api.best_document)
-    explain = _of_store(api.explain)
-    export = _of_store(api.export_document)
+    studies = _store_method(api.studies_document)
+    observed = _store_method(api.observed_document)
+    trials = _store_method(api.trial_documents)
+    events = _store_method(api.event_documents)
+    result = _store_method(api.result_of)
+    best = _store_method(api.best_document)
+    explain = _store_method(api.explain)
+    export = _store_method(api.export_document)
 
     def status(self, study_id: str) -> Document:
-        """The study with its best config and its baseline."""
+        """Return the study with its best config and its baseline."""
 
         answer = api.document(api.result_of(self.store, study_id))
         answer["study"]["waits_behind"] = queue_position(
@@ -83,33 +83,33 @@ class LocalSource:
         return answer
 
     def record(self, study_id: str) -> Document:
-        """The study in full."""
+        """Return the study's complete record, without secrets."""
 
         return {"record": masked_record(self.store.study(study_id)).to_dict()}
 
     def act(self, study_id: str, action: str) -> Document:
-        """pause, resume, stop or cancel."""
+        """Request an action: pause, resume, stop or cancel."""
 
         api.act(self.store, study_id, action)
         return {"study": self.status(study_id)["study"]}
 
     def notes(self, study_id: str) -> list[Document]:
-        """The notes on a study."""
+        """Return the notes on a study."""
         return [note.to_dict() for note in self.store.annotations.notes(study_id)]
 
     def add_note(self, study_id: str, text: str) -> Document:
-        """Writes a note."""
+        """Add a note to a study."""
         return {"note": self.store.annotations.add_note(study_id, text).to_dict()}
 
     def remove_note(self, study_id: str, number: int) -> Document:
-        """Removes a note."""
+        """Remove a note from a study."""
         self.store.annotations.remove_note(study_id, number)
         return {"notes": self.notes(study_id)}
 
     def tag(
         self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> Document:
-        """Changes the tags."""
+        """Add and remove a study's tags."""
         return {
             "study": api.study_document(
                 self.store.annotations.change_tags(study_id, add=add, remove=remove)
@@ -117,41 +117,41 @@ class LocalSource:
         }
 
     def deletion(self, study_id: str) -> Document:
-        """What deleting would take away."""
+        """Return what deleting the study would delete."""
 
         return {"deletion": api.deletion_of(self.store, study_id).to_dict()}
 
     def delete(self, study_id: str) -> Document:
-        """Deletes a study that has ended."""
+        """Delete an ended study."""
 
         return {"deletion": api.delete_study(self.store, study_id).to_dict()}
 
-    def best_across(self, *, top: int = 1, **asked: Any) -> Document:
-        """Best configs across all studies. `asked`: the fields of `Question`."""
+    def best_across(self, *, top: int = 1, **filters: Any) -> Document:
+        """Return the best configs across all studies. `filters`: the fields of `Question`."""
 
-        return best_known(self.store, Question(**asked), top=top)
+        return best_known(self.store, Question(**filters), top=top)
 
     def close(self) -> None:
-        """Closes the database."""
+        """Close the database."""
         self.store.close()
 
 
 def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:
-    """The record and the trials of a study, from which this process makes reports and
-    comparisons."""
+    """Return a study's record and its trials."""
 
     record = record_of(source.record(study_id)["record"])
     return record, tuple(Trial.from_dict(values) for values in source.trials(record.id))
 
 
 def shown_trials(source: Source, study_id: str) -> list[Document]:
-    """All trials of a study with their configs' figures (`autotune.results.config_figures`), as
-    tables show them."""
+    """Return all trials of a study with the figures of their configs
+    (`autotune.results.config_figures`), as tables show them."""
     return [trial.to_dict() for trial in source.result(study_id).shown]
 
 
 class FolderSource(LocalSource):
-    """A source that reads the copies in a study's folder, and leaves wishes there."""
+    """A source that reads the copy of the database in a study's folder, and writes requests
+    there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._seen = folder, 0
@@ -174,7 +174,7 @@ class FolderSource(LocalSource):
         return self.store
 
     def status(self, study_id: str) -> Document:
-        """The study as of the last copy, with what the queue says of its job."""
+        """Return the study as of the last copy, with the Slurm queue's state of its job."""
         from autotune.cli.job_files import queue_state
         from autotune.store.upkeep.study_folder import COPY
 
@@ -183,25 +183,25 @@ class FolderSource(LocalSource):
         return {**super().status(study_id), "job": queue_state(self._folder)}
 
     def act(self, study_id: str, action: str) -> Document:
-        """Send the request to the job that runs the study."""
+        """Write a request for the job that runs the study."""
         from autotune.store.upkeep.study_folder import request
 
         request(self._folder, action)
-        found = self.status(study_id)["study"]
+        current = self.status(study_id)["study"]
         return {
-            "study": {**found, "message": f"{action} requested; the job reacts within a second"}
+            "study": {**current, "message": f"{action} requested; the job reacts within a second"}
         }
 
     def close(self) -> None:
-        """Removes this process's copy."""
+        """Delete this process's copy of the database."""
         self._opened.close()
 
 
-def in_folder(
+def study_and_store(
     study: str, store: str | None, url: str | None, folder: Path | None
 ) -> tuple[str, str | None]:
-    """The study and the store that a command means: with `--in`, those of the folder. Raises
-    `SpecError` when neither a study nor a folder is named."""
+    """Return the study and the store for a command; with `--in`, those in the folder. Raises
+    `SpecError` if neither a study nor a folder is given."""
 
     if folder is None:
         if not study:
@@ -225,8 +225,8 @@ def in_folder(
         )
     if not study:
         with open_source(str(folder), None) as source:
-            found = source.studies(limit=1)["studies"]
-        study = found[0]["id"] if found else folder.name
+            listed = source.studies(limit=1)["studies"]
+        study = listed[0]["id"] if listed else folder.name
     return study, str(folder)
 
 
@@ -251,12 +251,11 @@ def open_source(
     *,
     missing: Literal["refused", "created", "empty"] = "refused",
 ) -> Iterator[Source]:
-    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results
+    """Yield the service at `url`, or at AUTOTUNE_URL if no store is given; otherwise the results
     database, or a study's folder.
 
-    `missing`: what a named database is that does not exist; an empty one is not written, and a note
-    says so. Raises `NotFoundError` for one that is refused.
-    """
+    `missing`: what happens if the given database does not exist. "refused" raises `NotFoundError`,
+    "created" creates it, and "empty" yields an empty store in memory and prints a note."""
 
     address = url or (None if store else settings().url)
     source: Source

@@ -1,8 +1,8 @@
-"""A study as text: its printed summary, the table of best configs, and trials, speedups and events
+"""Studies as text: the printed summary, the table of best configs, and trials, speedups and events
 in one line each.
 
-Everything is made from trials and from the documents of the public contract. A study therefore
-reads the same whether it runs in this process, ended yesterday or runs on a service.
+All text is made from trials and from the documents of the public contract, so a study reads the
+same whether it runs in this process, has ended or runs on a service.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
-from autotune.report.findings import failed_how
+from autotune.report.findings import failure_kinds_text
 from autotune.report.history import history_line
-from autotune.report.notes import infeasible_line, note_of, placed_lines, ranked_note
-from autotune.report.table_layout import Column, FittedTable, Shortening
+from autotune.report.notes import infeasible_line, note_of, placement_lines, ranked_note
+from autotune.report.table_layout import Column, FittedTable, TableLayout
 from autotune.report.terminal import (
     MEDIAN_STEP,
     MIN_CONFIG,
     Palette,
     by_config,
-    configs_of_study_table,
     format_count,
     safe,
+    study_configs_table,
 )
 from autotune.results.answers import queue_position_text
 from autotune.results.without_baseline import why_unmeasured
@@ -58,17 +58,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OPTIONAL_COLUMNS = ("stability", MEDIAN_STEP, "memory", "reward")
-"""columns of configs that a narrow terminal leaves out, in this order"""
+"""columns that a narrow terminal omits from tables of configs, in this order"""
 ACROSS_COLUMNS = (*OPTIONAL_COLUMNS, "runner", "GPUs")
-"""the same across studies, where the id of the study stays whole"""
+"""columns that a narrow terminal omits from tables of configs across studies; study ids stay
+whole"""
 STUDY_COLUMNS = ("created", "cluster", "model", "runs")
-"""columns of studies that a narrow terminal leaves out, in this order"""
+"""columns that a narrow terminal omits from tables of studies, in this order"""
 MIN_NAME = 12
-"""width to which the name of a study is shortened in a narrow terminal"""
+"""minimum width of a study's name in a narrow terminal, characters"""
 
 
 def trial_line(trial: Trial, palette: Palette) -> str:
-    """A trial that has ended, in one line."""
+    """Return one line about an ended trial."""
     label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
     if (m := trial.measured) is not None:
         predicted = (
@@ -84,8 +85,8 @@ def trial_line(trial: Trial, palette: Palette) -> str:
 
 
 def noisy_line(noisy: Mapping[str, Any]) -> str:
-    """What is said of a machine that is too noisy while a study runs. `noisy`: the document
-    `too_noisy`."""
+    """Return the warning that this machine is too noisy, for a running study. `noisy`: the study's
+    `too_noisy` document."""
     return f"{noisy['message']} so far. A speedup is claimed only if later runs agree, or if the speedup is far above this noise: {noisy['remedy']}"
 
 
@@ -97,9 +98,11 @@ def print_study(
     verbose: bool = False,
     folder: Path | None = None,
 ) -> None:
-    """Prints a study: one row per config, then the answer in at most ten lines. `verbose`: with
-    what was excluded, where ranks ran, and why it won (`why`); `folder`: of its results, where no
-    store has them."""
+    """Print a study: a table with one row per config, then the answer in at most ten lines.
+
+    `verbose`: also print what was excluded, where ranks ran, and why the winner won (the sentences
+    in `why`). `folder`: the folder with the study's results, if no store has them.
+    """
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
@@ -107,7 +110,7 @@ def print_study(
     if rows:
         chosen = ParallelConfig.from_dict(best["config"]) if best else None
         missing = _unmeasured_baseline(document)
-        table = configs_of_study_table(
+        table = study_configs_table(
             by_config(rows), best=chosen, unmeasured=missing, palette=palette
         )
         out.print(table)
@@ -117,7 +120,7 @@ def print_study(
     for name, text in answer_lines(document, rows, folder):
         _print_answer(out, name, text)
     if best or (target and target["proxies"]):
-        err.print(f"export     {next_step(document, folder)}", soft_wrap=True)
+        err.print(f"export     {export_command(document, folder)}", soft_wrap=True)
     if not verbose:
         return
     if (job := study.get("ray")) is not None:
@@ -126,7 +129,7 @@ def print_study(
         )
     for line in (
         *([f"config     {ParallelConfig.from_dict(best['config'])}"] if best else ()),
-        *placed_lines(study),
+        *placement_lines(study),
         f"runs: {runs_line(rows)}",
         infeasible_line(document.get("infeasible") or {}),
     ):
@@ -136,8 +139,8 @@ def print_study(
 
 
 def _print_answer(out: Console, name: str, text: str) -> None:
-    """A line of the answer. A terminal that is too narrow for it gets further lines below its text,
-    except of a config, which people copy."""
+    """Print one line of the answer, wrapped in a narrow terminal. A config stays on one line,
+    because people copy it."""
     if not out.is_terminal or " " not in text:
         out.print(f"{name:10} {text}", soft_wrap=True)
         return
@@ -151,56 +154,57 @@ def _print_answer(out: Console, name: str, text: str) -> None:
 def answer_lines(
     document: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None
 ) -> list[tuple[str, str]]:
-    """The end of a study, answer first: what to change against the baseline, by how much that is
-    faster, how sure that is, and what it costs."""
+    """Return the lines that end a study's summary, as (name, text): what to change from the
+    baseline, by how much that is faster, how certain that is, and what it costs."""
     study, best = document["study"], document["best"]
     missing = _unmeasured_baseline(document)
     lines: list[tuple[str, str]] = []
-    limits = best["measurement"].get("remarks") or () if best else ()
+    remarks = best["measurement"].get("remarks") or () if best else ()
     if best:
         won = Trial.from_dict(dict(best))
         baseline = Trial.from_dict(dict(document["baseline"])) if document.get("baseline") else None
         lines.append(
-            ("change", _change(won, baseline or missing, is_measured=baseline is not None))
+            ("change", _changes_text(won, baseline or missing, is_measured=baseline is not None))
         )
-        if line := _speedup(document, won, missing):
-            near = "" if document.get("tied_with") else next_best(document, trials)
-            lines.append(("speedup", line + near))
+        if line := _speedup_text(document, won, missing):
+            runner_up = "" if document.get("tied_with") else baseline_runner_up(document, trials)
+            lines.append(("speedup", line + runner_up))
         if document.get("tied_with"):
             lines.append(("tied", tied_line(document, trials)))
-        lines.append(("stability", _beside_baseline(won, baseline, missing)))
-        lines += [("limits", remark) for remark in limits]
+        lines.append(("stability", _stability_and_memory(won, baseline, missing)))
+        lines += [("limits", remark) for remark in remarks]
     if failed := [t for t in trials if t.status is TrialStatus.FAILED]:
-        how = failed_how(failed)
+        how = failure_kinds_text(failed)
         lines.append(("failed", f"{how} (`autotune logs {study['id']} TRIAL` shows one)"))
     noisy = document.get("too_noisy") or {}
-    known = (why_unmeasured(missing), *limits, *filter(None, [noisy.get("message")]))
+    already_shown = (why_unmeasured(missing), *remarks, *filter(None, [noisy.get("message")]))
     lines += [
         ("note", note)
         for note in document.get("notes") or ()
-        if not any(text in note for text in known)
+        if not any(text in note for text in already_shown)
     ]
-    joint = ": " if study.get("interrupted") else ", "
-    message = f"{joint}{study['message']}" if study["message"] else ""
-    behind = f"; it {words}" if (words := queue_position_text(study.get("waits_behind"))) else ""
-    lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{behind}"))
+    separator = ": " if study.get("interrupted") else ", "
+    message = f"{separator}{study['message']}" if study["message"] else ""
+    waiting = f"; it {words}" if (words := queue_position_text(study.get("waits_behind"))) else ""
+    lines.append(("study", f"{study['id']} ({study['name']}): {state_of(study)}{message}{waiting}"))
     count = number_of(len(trials) or run_count(study), "run")
-    of = f" of {number_of(len(by_config(trials)), 'config')}" if trials else ""
-    spent, explained = (
+    configs = f" of {number_of(len(by_config(trials)), 'config')}" if trials else ""
+    spent, explain = (
         format_span(study.get("elapsed_s")),
-        f"autotune explain {_named(study, folder)}",
+        f"autotune explain {_study_argument(study, folder)}",
     )
-    lines.append(("runs", f"{count}{of} in {spent} ({explained})"))
+    lines.append(("runs", f"{count}{configs} in {spent} ({explain})"))
     return lines
 
 
 def _unmeasured_baseline(document: Mapping[str, Any]) -> Trial | None:
-    found = document.get("unmeasured_baseline")
-    return Trial.from_dict(dict(found)) if found else None
+    baseline = document.get("unmeasured_baseline")
+    return Trial.from_dict(dict(baseline)) if baseline else None
 
 
-def _change(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
-    """What to change against the baseline, also against one that could not be measured."""
+def _changes_text(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
+    """Return the knobs to change from the baseline's config; `is_measured`: whether the baseline
+    was measured."""
     if baseline is None:
         return "(the baseline was not measured)"
     changes = config_changes(baseline.config, won.config)
@@ -209,33 +213,32 @@ def _change(won: Trial, baseline: Trial | None, *, is_measured: bool) -> str:
     return f"{changes} (the baseline was not measured)"
 
 
-def _speedup(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> str:
-    """The speedup; without a measured baseline why there is none, the speed of the best, and what
-    was predicted for the baseline."""
+def _speedup_text(document: Mapping[str, Any], won: Trial, missing: Trial | None) -> str:
+    """Return the speedup. `missing`: the baseline that could not be measured; the text then gives
+    the reason, the best config's speed and the speed predicted for the baseline."""
     if missing is None:
         return speedup_line(document)
     speed = format_count(won.measured.tokens_per_s if won.measured else None)
     words = f"none, because {why_unmeasured(missing)}; the best config has {speed} tokens/s"
     if missing.estimate is None:
         return words
-    predicted = missing.estimate
-    speed = format_count(float(predicted.tokens_per_s))
+    speed = format_count(float(missing.estimate.tokens_per_s))
     return f"{words}; {speed} are predicted for the baseline"
 
 
-def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) -> str:
-    """Stability and memory of the winner, and in brackets the baseline's; of one that was not
-    measured the predicted memory."""
+def _stability_and_memory(won: Trial, baseline: Trial | None, missing: Trial | None) -> str:
+    """Return the winner's stability and memory, with the baseline's in brackets. `missing`: the
+    baseline that could not be measured; its predicted memory is shown instead."""
 
-    def of(trial: Trial) -> tuple[str, str]:
+    def texts_of(trial: Trial) -> tuple[str, str]:
         reward = trial.reward
         stability = f"{reward.stability:.2f}" if reward else UNKNOWN
         return stability, bytes_cell(trial.peak_memory_bytes)
 
-    stability, memory = of(won)
+    stability, memory = texts_of(won)
     if baseline is not None:
-        stable_too, used = of(baseline)
-        return f"{stability} (baseline {stable_too}); memory {memory} (baseline {used})"
+        baseline_stability, baseline_memory = texts_of(baseline)
+        return f"{stability} (baseline {baseline_stability}); memory {memory} (baseline {baseline_memory})"
     if missing is None or missing.estimate is None:
         return f"{stability}; memory {memory}"
     predicted = bytes_cell(float(missing.estimate.peak_memory_bytes))
@@ -243,8 +246,8 @@ def _beside_baseline(won: Trial, baseline: Trial | None, missing: Trial | None) 
 
 
 def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
-    """Prints the ranking of a target's configs, the first `top` of them (None: all that are kept),
-    and what is known of all."""
+    """Print a target's ranking and what is known about it. `top`: number of configs to print; None
+    prints all."""
     from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
 
     out, _ = consoles()
@@ -255,21 +258,22 @@ def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
 
 
 def job_line(job: Mapping[str, Any]) -> str:
-    """What the queue says of the job that runs a study."""
+    """Return the Slurm queue's state of a study's job in one line."""
     if not job.get("state"):
         return f"job {job['id']}: not in the queue"
     why = f" ({job['reason']})" if job["reason"] not in ("", "None") else ""
     left = f", {job['left']} left" if job["state"] == "RUNNING" and job["left"] else ""
-    begins = (
+    start = (
         f", expected start {job['start']}"
         if job["state"] == "PENDING" and job["start"] not in ("", "N/A")
         else ""
     )
-    return f"job {job['id']}: {job['state']}{why}{left}{begins}"
+    return f"job {job['id']}: {job['state']}{why}{left}{start}"
 
 
-def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
-    """Where the baseline is the best one: how near the next one comes. Empty otherwise."""
+def baseline_runner_up(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
+    """Return how close the next config comes if the baseline is the best config, otherwise an empty
+    text."""
     best, baseline = document["best"], document.get("baseline")
     if not baseline or best["config"] != baseline["config"]:
         return ""
@@ -300,15 +304,15 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     return f"; the next best, trial {number}, reached {ratio:.0%} of the best tokens/s"
 
 
-def _named(study: Mapping[str, Any], folder: Path | None) -> str:
-    """How a command names the study."""
+def _study_argument(study: Mapping[str, Any], folder: Path | None) -> str:
+    """Return the command-line argument that selects the study."""
     return str(study["id"]) if folder is None else f"--in {shlex.quote(str(folder))}"
 
 
-def next_step(document: Mapping[str, Any], folder: Path | None = None) -> str:
-    """The command that exports the best config of a study's document, by its `next_export` or else
-    by the study's own trainer, or the line of Python that starts it."""
-    named = _named(document["study"], folder)
+def export_command(document: Mapping[str, Any], folder: Path | None = None) -> str:
+    """Return the command that exports the study's best config, or the line of Python that starts
+    it. The trainer comes from the document's `next_export`, otherwise from the study."""
+    named = _study_argument(document["study"], folder)
     target = document.get("next_export") or {"trainer": document["study"]["trainer"], "options": {}}
     if line := target.get("python"):
         return f"in Python: {line}"
@@ -323,7 +327,7 @@ _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
     TrialPurpose.FINAL: ("1 final", "{} finals"),
     TrialPurpose.PROXY: ("1 proxy", "{} proxies"),
 }
-"""what runs of each purpose are called: one, several"""
+"""names of the runs by purpose: for one run, and for several"""
 _STATUSES: Mapping[TrialStatus, str] = {
     TrialStatus.COMPLETED: "completed",
     TrialStatus.STOPPED: "stopped early",
@@ -336,8 +340,8 @@ _STATUSES: Mapping[TrialStatus, str] = {
 
 
 def runs_line(trials: Sequence[Trial]) -> str:
-    """Runs counted by purpose and by status: `14 search trials, the baseline, 6 finals (19
-    completed, 2 failed)`."""
+    """Return the number of runs by purpose and by status, e.g. `14 search trials, the baseline, 6
+    finals (19 completed, 2 failed)`."""
     statuses, purposes = Counter(t.status for t in trials), Counter(t.purpose for t in trials)
     ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
     kinds = [
@@ -347,10 +351,10 @@ def runs_line(trials: Sequence[Trial]) -> str:
 
 
 def speedup_line(document: Mapping[str, Any]) -> str:
-    """How the best config of a study compares with the baseline, and how often both were measured;
-    empty without both.
+    """Return the best config's speedup over the baseline and how it was measured; an empty text if
+    one of the two is missing.
 
-    `document` is the public document {study, best, baseline, speedup, final_rounds, ...}.
+    `document`: the public document {study, best, baseline, speedup, final_rounds, ...}.
     """
     study, best, baseline = document.get("study"), document.get("best"), document.get("baseline")
     if not study or not best or not baseline:
@@ -372,8 +376,8 @@ def speedup_line(document: Mapping[str, Any]) -> str:
 
 
 def tied_line(document: Mapping[str, Any], trials: Sequence[Trial] = ()) -> str:
-    """The trials that are statistically tied with the best, and in what the first of them differs
-    from it, where `trials` hold it; empty without any."""
+    """Return which trials are statistically tied with the best one, and in which knobs the first of
+    them differs, if it is in `trials`. Returns an empty text without ties."""
     numbers = document.get("tied_with") or ()
     if not numbers:
         return ""
@@ -387,7 +391,8 @@ def tied_line(document: Mapping[str, Any], trials: Sequence[Trial] = ()) -> str:
 
 
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
-    """A table of measured configs, best first. Rows are trials, or {study, best} across studies."""
+    """Return a table of measured configs, best first. `configs`: trials, or {study, best} across
+    studies."""
     across = bool(configs) and "best" in configs[0]
     notes = [ranked_note({**row, **(row["best"] if across else {})}) for row in configs]
     has_notes = any(notes)
@@ -397,7 +402,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
         empty=bare_table,
         columns=(
             Column(key="rank", heading="#" if across else "rank", right=True),
-            Column(key="config", least=MIN_CONFIG, cut=False),
+            Column(key="config", min_width=MIN_CONFIG, cut=False),
             *(
                 Column(key=n, right=True)
                 for n in ("GPUs", "tokens/s", MEDIAN_STEP, "memory", "stability", "reward")
@@ -405,10 +410,10 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
             *([Column(key="note")] if has_notes else []),
         ),
-        stages=(
-            *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
-            Shortening(
-                without=frozenset(optional),
+        layouts=(
+            *(TableLayout(hidden=frozenset(optional[:n])) for n in range(len(optional))),
+            TableLayout(
+                hidden=frozenset(optional),
                 shorten=("config", "model", "cluster") if across else ("config",),
             ),
         ),
@@ -418,7 +423,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
         trial = row["best"] if across else row
         m, r = trial["measurement"] or {}, trial["reward"] or {}
         config = ParallelConfig.from_dict(trial["config"])
-        of = row["study"] if across else {}
+        study = row["study"] if across else {}
         table.add_row(
             str(rank),
             config_label(config),
@@ -429,7 +434,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             f"{r['stability']:.2f}" if r else UNKNOWN,
             f"{r['total']:+.3f}" if r else UNKNOWN,
             *(
-                safe(str(of[name]), palette)
+                safe(str(study[name]), palette)
                 for name in (("model", "cluster", "runner", "id") if across else ())
             ),
             *([notes[rank - 1]] if has_notes else []),
@@ -438,26 +443,28 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 
 def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
-    """A table of studies. A narrow terminal leaves out columns, and shortens names last: ids stay
+    """Return a table of studies. A narrow terminal omits columns and then shortens names; ids stay
     whole, because commands take them."""
     palette = Palette.of(sys.stdout)
     table = FittedTable(
         empty=bare_table,
         columns=(
             Column(key="id"),
-            Column(key="name", least=MIN_NAME),
+            Column(key="name", min_width=MIN_NAME),
             *(Column(key=key) for key in ("status", "model", "cluster")),
             *(Column(key=key, right=True) for key in ("runs", "speedup")),
             Column(key="created"),
         ),
-        stages=(
-            *(Shortening(without=frozenset(STUDY_COLUMNS[:n])) for n in range(len(STUDY_COLUMNS))),
-            Shortening(without=frozenset(STUDY_COLUMNS), shorten=("name",)),
+        layouts=(
+            *(TableLayout(hidden=frozenset(STUDY_COLUMNS[:n])) for n in range(len(STUDY_COLUMNS))),
+            TableLayout(hidden=frozenset(STUDY_COLUMNS), shorten=("name",)),
         ),
         ellipsis=palette.unicode,
     )
     for s in studies:
-        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else UNKNOWN
+        speedup = (
+            format_speedup(s["speedup"], *speedup_interval(s)) if s.get("speedup") else UNKNOWN
+        )
         table.add_row(
             s["id"],
             safe(s["name"], palette),
@@ -472,25 +479,25 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 
 def run_count(study: Mapping[str, Any]) -> int:
-    """The runs in a study's document: all trials except those of configs that could not be run."""
+    """Return the number of runs in a study's document: all trials except infeasible ones."""
     return sum(n for status, n in study["trials"].items() if status != TrialStatus.INFEASIBLE)
 
 
 def state_of(study: Mapping[str, Any]) -> str:
-    """The status of a study's document, or that it is interrupted: its controller died."""
+    """Return the study's status, or `interrupted` if its controller died."""
     return "interrupted" if study.get("interrupted") else str(study["status"]).lower()
 
 
-def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds
-    and may go on."""
+def speedup_interval(study: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return the bounds of the 95% confidence interval of a listed study's speedup; (None, None)
+    for a paused study without final rounds."""
     result = study.get("result") or {}
     if study["status"] == "PAUSED" and not result.get("final_rounds"):
         return None, None
     return result.get("speedup_low"), result.get("speedup_high")
 
 
-CAUSES: Mapping[str, str] = {
+EVENT_TEXTS: Mapping[str, str] = {
     "Tick": "time passed",
     "ControllerBegan": "a controller began",
     "AttemptAdopted": "trial {number} continues under this controller",
@@ -504,15 +511,15 @@ CAUSES: Mapping[str, str] = {
     "CancelAsked": "cancellation requested",
     "InterruptAsked": "the controller was interrupted ({reason})",
 }
-"""what the controller decided upon, by the name of the event
+"""text for each event that led to a decision of the controller, by the class name of the event
 (`autotune.study.controller.commands.Event`)"""
 
 
-def logged_line(event: Mapping[str, Any]) -> str:
-    """Any event in one line: `history_line`, and each decision of the controller with what it was
-    decided upon."""
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return one line about any event: `history_line`, or for a decision of the controller the
+    event that caused it."""
     if event["kind"] != EventKind.DECIDED:
         return history_line(event) or str(event["kind"])
     cause = event["data"]["cause"]
-    words = CAUSES.get(cause["event"], cause["event"]).format_map(cause)
+    words = EVENT_TEXTS.get(cause["event"], cause["event"]).format_map(cause)
     return f"decision {event['data']['decision']}: {words}"

@@ -11,14 +11,14 @@
         await client.status(study["id"])
         async for event in client.stream(study["id"]): ...
 
-    operations.py    what a client can do: the requests, and when they are repeated; without input or output
+    operations.py    the requests and when they are repeated, without input or output
     event_stream.py  a study's event stream
     transports.py    Client and AsyncClient, which send the requests
 
 An error in the service is raised here with the same class (`SpecError`, `NotFoundError`,
-`ConflictError`, ...), `ServiceUnavailableError` when it cannot be reached, `ServiceError` for any
-other answer. Requests are repeated when the service cannot be reached or is busy. Repeating a
-request is safe, because most requests only read, and a submission carries an idempotency key. The
+`ConflictError`, ...). `ServiceUnavailableError` means that the service cannot be reached, and
+`ServiceError` any other answer. Requests are repeated if the service cannot be reached or is busy.
+Repeating is safe, because most requests only read, and a submission has an idempotency key. The
 token is sent only in the Authorization header. Redirects are not followed, and no message contains
 the token.
 """

@@ -11,14 +11,14 @@ import json
 import httpx
 
 from autotune.client import operations
-from autotune.client.operations import Call, Document, of, unreachable
+from autotune.client.operations import Call, Document, study_path, unreachable
 
 
 class EventStream:
     """The position in the event stream of a study."""
 
     def __init__(self, url: str, study_id: str, after: int) -> None:
-        self._url, self._path, self._after = url, of(study_id, "events"), after
+        self._url, self._path, self._after = url, study_path(study_id, "events"), after
         self._failures = 0
         self._kind, self._data = "", list[str]()
         self._is_open = False
@@ -27,15 +27,15 @@ class EventStream:
         """whether the study's last event has arrived"""
 
     def call(self) -> Call:
-        """The next request. Drops the incomplete event that a broken connection left."""
+        """Return the next request, and drop the incomplete event that a broken connection left."""
         self._kind, self._data, self._is_open = "", [], False
         return Call(
             path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"}
         )
 
     def feed(self, line: str) -> Document | None:
-        """Read a line, and return the event if the line completes one."""
-        # a comment: the first one opens the stream, a later one shows that it has lasted
+        """Process a line; return the event if the line completes one, otherwise None."""
+        # a comment: the first one opens the stream; a later one shows that the connection lasted
         if line.startswith(":"):
             if self._is_open:
                 self._failures = 0
@@ -53,7 +53,7 @@ class EventStream:
                 return event
         return None
 
-    def broke(self, error: httpx.TransportError) -> None:
+    def record_failure(self, error: httpx.TransportError) -> None:
         """Record a broken connection. Raises `ServiceUnavailableError` after too many broken
         connections in a row."""
         self._failures += 1
@@ -62,5 +62,5 @@ class EventStream:
 
     @property
     def pause_s(self) -> float:
-        """Time to wait before the next request."""
+        """Time to wait before the next request, seconds."""
         return min(operations.LONGEST_PAUSE_S, operations.FIRST_PAUSE_S * 2.0**self._failures)

@@ -38,7 +38,7 @@ Many = TypeVar("Many")
 Reply = TypeVar("Reply")
 
 RETRIES = 4
-"""how often a request is repeated"""
+"""number of times that a request is repeated"""
 FIRST_PAUSE_S = 0.25
 """pause before the first repetition, seconds; it doubles each time"""
 LONGEST_PAUSE_S = 10.0
@@ -62,7 +62,7 @@ class Call:
     """HTTP statuses that count as success"""
 
     def request(self) -> dict[str, Any]:
-        """The arguments of httpx's `request`."""
+        """Return the arguments for httpx's `request`."""
         body = {} if self.body is None else {"json": dict(self.body)}
         return {
             "method": self.method,
@@ -76,7 +76,7 @@ class Call:
 Instruction = Call | float
 """a request to send, or a pause in seconds"""
 Outcome = httpx.Response | httpx.TransportError | None
-"""what came back: a response or an error; None after a pause"""
+"""a response or an error; None after a pause"""
 Script = Generator[Instruction, Outcome, Reply]
 
 
@@ -95,8 +95,8 @@ class Operations(ABC, Generic[One, Many]):
         """Run a script that returns a list of documents."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
-        """Submit a study: {study, notes}. Without `key`, a random key is used, so that a repeated
-        request does not create a second study."""
+        """Submit a study: {study, notes}. Without `idempotency_key`, a random key is used, so that
+        a repeated request does not create a second study."""
         key = idempotency_key or secrets.token_hex(16)
         return self._ask(
             Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key})
@@ -123,52 +123,54 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path="/observed", params=query))
 
     def status(self, study_id: str) -> One:
-        """{study, best, baseline, speedup}."""
-        return self._ask(Call(path=of(study_id)))
+        """Read a study with its best config: {study, best, baseline, speedup}."""
+        return self._ask(Call(path=study_path(study_id)))
 
     def record(self, study_id: str) -> One:
         """Read the whole study as stored: {record}."""
-        return self._ask(Call(path=of(study_id, "record")))
+        return self._ask(Call(path=study_path(study_id, "record")))
 
     def trials(self, study_id: str, *, version: Sequence[str] = ()) -> Many:
         """List the trials of a study, or only those measured with these versions (NAME=VERSION)."""
         return self._list(
-            Call(path=of(study_id, "trials"), params={"version": list(version)}), "trials"
+            Call(path=study_path(study_id, "trials"), params={"version": list(version)}), "trials"
         )
 
     def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> Many:
         """Read the next events after this sequence number."""
         params = {"after": after, "limit": limit}
-        return self._list(Call(path=of(study_id, "events"), params=params), "events")
+        return self._list(Call(path=study_path(study_id, "events"), params=params), "events")
 
     def act(self, study_id: str, action: str) -> One:
         """Pause, resume, stop or cancel a study: {study}."""
-        return self._ask(Call(method="POST", path=of(study_id, action)))
+        return self._ask(Call(method="POST", path=study_path(study_id, action)))
 
     def notes(self, study_id: str) -> Many:
         """List the notes of a study, oldest first."""
-        return self._list(Call(path=of(study_id, "notes")), "notes")
+        return self._list(Call(path=study_path(study_id, "notes")), "notes")
 
     def add_note(self, study_id: str, text: str) -> One:
         """Add a note to a study: {note}. Repeating the last note adds nothing."""
-        return self._ask(Call(method="POST", path=of(study_id, "notes"), body={"text": text}))
+        return self._ask(
+            Call(method="POST", path=study_path(study_id, "notes"), body={"text": text})
+        )
 
     def remove_note(self, study_id: str, number: int) -> One:
         """Remove a note permanently: {notes}, the remaining notes."""
-        return self._ask(Call(method="DELETE", path=of(study_id, "notes", str(number))))
+        return self._ask(Call(method="DELETE", path=study_path(study_id, "notes", str(number))))
 
     def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> One:
         """Add tags to a study and remove others: {study}."""
         body = {"add": list(add), "remove": list(remove)}
-        return self._ask(Call(method="PATCH", path=of(study_id, "tags"), body=body))
+        return self._ask(Call(method="PATCH", path=study_path(study_id, "tags"), body=body))
 
     def deletion(self, study_id: str) -> One:
         """Show what would be deleted with a study: {deletion}. Deletes nothing."""
-        return self._ask(Call(path=of(study_id, "deletion")))
+        return self._ask(Call(path=study_path(study_id, "deletion")))
 
     def delete(self, study_id: str) -> One:
         """Delete a finished study permanently: {deletion}, the list of what was deleted."""
-        return self._ask(Call(method="DELETE", path=of(study_id)))
+        return self._ask(Call(method="DELETE", path=study_path(study_id)))
 
     def pause(self, study_id: str) -> One:
         """Pause a study, so that running trials finish and no new trials start: {study}. Raises
@@ -202,19 +204,24 @@ class Operations(ABC, Generic[One, Many]):
         """Rank a study's configs by its own objective, or by the objective in the arguments:
         {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
         measured with these versions are ranked."""
-        asked = {
+        params = {
             "top": top,
             "pareto": pareto,
             "metric": metric,
             "stability_weight": stability_weight,
         }
         return self._ask(
-            Call(path=of(study_id, "best"), params={**_given(asked), "version": list(version)})
+            Call(
+                path=study_path(study_id, "best"),
+                params={**_without_none(params), "version": list(version)},
+            )
         )
 
     def explain(self, study_id: str, trial: int | None = None) -> One:
         """Explain why a trial (the winner, if None) is better or worse than others."""
-        return self._ask(Call(path=of(study_id, "explain"), params=_given({"trial": trial})))
+        return self._ask(
+            Call(path=study_path(study_id, "explain"), params=_without_none({"trial": trial}))
+        )
 
     def best_across(
         self,
@@ -237,20 +244,20 @@ class Operations(ABC, Generic[One, Many]):
         the nearest workload. If there is no similar workload, it contains the cost model's ranking.
         `source` shows where the configs come from.
         """
-        asked: dict[str, Any] = {
+        params = {
             "model": model,
             "cluster": cluster,
             "trainer": trainer,
             "runner": runner,
             "top": top,
-        }
-        asked |= {
             "num_gpus": num_gpus,
             "measured_after": measured_after.isoformat() if measured_after else None,
+            "seq_len": seq_len,
+            "global_batch_size": global_batch_size,
+            "metric": metric or None,
+            "stability_weight": stability_weight,
         }
-        sizes = {"seq_len": seq_len, "global_batch_size": global_batch_size}
-        objective = {"metric": metric or None, "stability_weight": stability_weight}
-        return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
+        return self._ask(Call(path="/best", params=_without_none(params)))
 
     def export(
         self,
@@ -270,8 +277,8 @@ class Operations(ABC, Generic[One, Many]):
                 field="trainer",
             )
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
-        params = _given({"option": pairs, "on": on or None, "trial": trial})
-        return self._ask(Call(path=of(study_id, "export", trainer), params=params))
+        params = _without_none({"option": pairs, "on": on or None, "trial": trial})
+        return self._ask(Call(path=study_path(study_id, "export", trainer), params=params))
 
     def plan(
         self,
@@ -287,7 +294,7 @@ class Operations(ABC, Generic[One, Many]):
         on each cluster, and the cost of training on `tokens` tokens.
         """
         params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
-        return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))
+        return self._ask(Call(method="POST", path="/plan", body=spec, params=_without_none(params)))
 
     def review(
         self,
@@ -304,11 +311,20 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Review a launch without running it: whether the launch fits, how fast it should be, and
         which edits make it faster. `files`: texts by name, with the launch first."""
-        options: dict[str, Any] = {"model": model, "cluster": cluster, "seq_len": seq_len}
-        options |= {"batch": batch, "precision": precision, "config": config}
-        options |= {"measured_s": measured_s, "log": log}
+        options = {
+            "model": model,
+            "cluster": cluster,
+            "seq_len": seq_len,
+            "batch": batch,
+            "precision": precision,
+            "config": config,
+            "measured_s": measured_s,
+            "log": log,
+        }
         return self._ask(
-            Call(method="POST", path="/review", body={"files": dict(files), **_given(options)})
+            Call(
+                method="POST", path="/review", body={"files": dict(files), **_without_none(options)}
+            )
         )
 
     def health(self) -> One:
@@ -318,16 +334,16 @@ class Operations(ABC, Generic[One, Many]):
     def wait(self, study_id: str, *, timeout_s: float = float("inf"), poll_s: float = 0.5) -> One:
         """Wait until the study has ended or is paused, and return its status. Raises `ServiceError`
         if this takes longer than `timeout_s`."""
-        return self._one(_waited(self.url, study_id, timeout_s, poll_s))
+        return self._one(_wait_until_idle(self.url, study_id, timeout_s, poll_s))
 
     def _ask(self, call: Call) -> One:
-        return self._one(_answered(self.url, call))
+        return self._one(_send_with_retries(self.url, call))
 
     def _list(self, call: Call, key: str) -> Many:
-        return self._many(_listed(self.url, call, key))
+        return self._many(_read_list(self.url, call, key))
 
 
-def _answered(url: str, call: Call) -> Script[Document]:
+def _send_with_retries(url: str, call: Call) -> Script[Document]:
     """Send a request, repeat it while the service is busy or unreachable, and return its answer."""
     pause_s, tries = FIRST_PAUSE_S, RETRIES
     while True:
@@ -347,17 +363,19 @@ def _answered(url: str, call: Call) -> Script[Document]:
         pause_s, tries = min(LONGEST_PAUSE_S, 2 * pause_s), tries - 1
 
 
-def _listed(url: str, call: Call, key: str) -> Script[list[Document]]:
-    documents: list[Document] = (yield from _answered(url, call))[key]
+def _read_list(url: str, call: Call, key: str) -> Script[list[Document]]:
+    """Send a request with retries, and return the list under `key` in its answer."""
+    documents: list[Document] = (yield from _send_with_retries(url, call))[key]
     return documents
 
 
-def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[Document]:
+def _wait_until_idle(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[Document]:
+    """Poll a study until it has ended or is paused, and return its status document."""
     from autotune.spec import StudyStatus
 
     deadline = time.monotonic() + timeout_s
     while True:
-        document = yield from _answered(url, Call(path=of(study_id)))
+        document = yield from _send_with_retries(url, Call(path=study_path(study_id)))
         status = StudyStatus(document["study"]["status"])
         if status.is_terminal or status is StudyStatus.PAUSED:
             return document
@@ -369,9 +387,9 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
         yield poll_s
 
 
-def of(study_id: str, *parts: str) -> str:
-    """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that
-    would change the path: an empty name, `.` or `..`."""
+def study_path(study_id: str, *parts: str) -> str:
+    """Return the URL path of a study, or of a resource below it. Raises `NotFoundError` for names
+    that would change the path: an empty name, `.` or `..`."""
     if not study_id:
         raise NotFoundError(
             "the study's name is empty",
@@ -389,12 +407,13 @@ def of(study_id: str, *parts: str) -> str:
     return "/".join(["/studies", *(quote(name, safe="", errors="replace") for name in names)])
 
 
-def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
 def address_of(url: str | None) -> str:
-    """The service's address (default: AUTOTUNE_URL). Raises `SpecError` for an invalid address."""
+    """Return the service's address (default: AUTOTUNE_URL). Raises `SpecError` for an invalid
+    address."""
     from autotune.settings import settings
 
     address = (url or settings().url or "http://127.0.0.1:8600").rstrip("/")
@@ -414,7 +433,7 @@ def address_of(url: str | None) -> str:
 
 
 def unreachable(url: str, error: object) -> ServiceUnavailableError:
-    """The error for a service that does not answer."""
+    """Return the error for a service that does not answer."""
     return ServiceUnavailableError(
         f"the service at {url} cannot be reached: {error}",
         remedy="start the service with `autotune serve`, or set another address with --url or AUTOTUNE_URL",
@@ -422,7 +441,7 @@ def unreachable(url: str, error: object) -> ServiceUnavailableError:
 
 
 def error_of(response: httpx.Response) -> AutotuneError:
-    """The error in a response, as an instance of the class that the service raised."""
+    """Return the error in a response, as an instance of the class that the service raised."""
     try:
         body = response.json()["error"]
         kind, message, field, remedy = (
@@ -433,7 +452,7 @@ def error_of(response: httpx.Response) -> AutotuneError:
             f"the service answered with HTTP {response.status_code} and no explanation",
             remedy="check that --url or AUTOTUNE_URL is the address of an autotune service",
         )
-    error = _kinds().get(kind, ServiceError)(message, remedy=remedy, field=field)
+    error = _classes_by_kind().get(kind, ServiceError)(message, remedy=remedy, field=field)
     problems = [_problem(type(error), problem) for problem in body.get("problems", ())]
     if problems:
         error.place, error.others = problems[0].place, tuple(problems[1:])
@@ -441,7 +460,7 @@ def error_of(response: httpx.Response) -> AutotuneError:
 
 
 def _problem(kind: type[AutotuneError], problem: Mapping[str, Any]) -> AutotuneError:
-    """One of the `problems` of an error document."""
+    """Return one of the `problems` in an error document, as an error."""
     place = None
     if problem.get("line"):
         place = SourcePlace(
@@ -463,7 +482,7 @@ def _document(response: httpx.Response) -> Document:
     return body
 
 
-def _kinds() -> dict[str, type[AutotuneError]]:
+def _classes_by_kind() -> dict[str, type[AutotuneError]]:
     classes = [
         c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AutotuneError)
     ]

@@ -56,8 +56,8 @@ class Client(Operations[Document, list[Document]]):
         self.close()
 
     def stream(self, study_id: str, *, after: int = 0) -> Iterator[Document]:
-        """Events as they happen, until the study ends. A broken connection is reopened, and the
-        stream continues."""
+        """Yield events as they happen, until the study ends. A broken connection is reopened, and
+        the stream continues."""
         stream = EventStream(self.url, study_id, after)
         while True:
             try:
@@ -71,11 +71,11 @@ class Client(Operations[Document, list[Document]]):
                         if stream.ended:
                             return
             except httpx.TransportError as error:
-                stream.broke(error)
+                stream.record_failure(error)
             time.sleep(stream.pause_s)
 
     def result(self, study_id: str) -> Result:
-        """The running or finished study with its trials, in the same form as `autotune.tune`
+        """Return the running or finished study with its trials, in the same form as `autotune.tune`
         returns it: figures, data frame, winner."""
         return _result(self.record(study_id), self.trials(study_id))
 
@@ -112,7 +112,7 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """As `Client`."""
+        """Take the same arguments as `Client`."""
         self.url = address_of(url)
         self._http = httpx.AsyncClient(**_options(self.url, token, timeout_s))
 
@@ -131,7 +131,7 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
         await self.close()
 
     async def stream(self, study_id: str, *, after: int = 0) -> AsyncIterator[Document]:
-        """As `Client.stream`."""
+        """Yield events as `Client.stream` does."""
         stream = EventStream(self.url, study_id, after)
         while True:
             try:
@@ -145,11 +145,11 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
                         if stream.ended:
                             return
             except httpx.TransportError as error:
-                stream.broke(error)
+                stream.record_failure(error)
             await asyncio.sleep(stream.pause_s)
 
     async def result(self, study_id: str) -> Result:
-        """As `Client.result`."""
+        """Return the study as `Client.result` does."""
         return _result(await self.record(study_id), await self.trials(study_id))
 
     async def close(self) -> None:

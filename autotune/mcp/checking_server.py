@@ -1,4 +1,5 @@
-"""An MCP server that rejects unknown arguments, which the SDK would silently drop, and describes wrong values in plain words."""
+"""An MCP server that rejects unknown arguments, which the SDK would silently drop, and describes
+wrong values in plain words."""
 
 from __future__ import annotations
 
@@ -20,22 +21,24 @@ class CheckingServer(MCPServer[Any]):  # type: ignore[misc]  # mypy does not fol
         tools = {
             tool.name: tool.input_schema.get("properties", {}) for tool in await self.list_tools()
         }
-        known = tools.get(name, arguments)
+        parameters = tools.get(name, arguments)
         for given in arguments:
-            if given not in known:
-                remedy = nearest(given, known) or f"arguments: {', '.join(known) or 'none'}"
+            if given not in parameters:
+                remedy = (
+                    nearest(given, parameters) or f"arguments: {', '.join(parameters) or 'none'}"
+                )
                 raise ToolError(f"{name} has no argument {given!r:.80}; {remedy}")
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if isinstance(error.__cause__, ValidationError):
                 raise ToolError(
-                    "; ".join(map(_in_words, error.__cause__.errors()))
+                    "; ".join(map(_problem_text, error.__cause__.errors()))
                 ) from error.__cause__
             raise
 
 
-def _in_words(problem: Any) -> str:
+def _problem_text(problem: Any) -> str:
     """Describe a wrong argument: its name, the rule and the value."""
     text = f"{'.'.join(map(str, problem['loc']))} {violated_rule(problem)}"
     return text if problem["type"] == "missing" else f"{text}, but is {problem['input']!r:.80}"

@@ -1,7 +1,8 @@
 """Creates the server with its tools, and converts errors to tool errors.
 
-An `AutotuneError` becomes a tool error with the rule, the values and the remedy, so that an agent can fix its call. Any other exception is a bug of autotune: the SDK logs it
-to standard error, and the agent only learns that the tool failed.
+An `AutotuneError` becomes a tool error with the rule, the values and the remedy, so that an agent
+can fix its call. Any other exception is a bug of autotune: the SDK logs it to standard error, and
+the agent only learns that the tool failed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCP
         log_level="WARNING",
     )
     specs, studies, steering = SpecTools(store), StudyTools(source), SteeringTools(source)
-    reading: tuple[Callable[..., Any], ...] = (
+    read_tools: tuple[Callable[..., Any], ...] = (
         specs.catalog,
         specs.legal_configs,
         specs.check_config,
@@ -63,7 +64,7 @@ def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCP
         studies.best_known,
         studies.export_launch,
     )
-    for tool in reading:
+    for tool in read_tools:
         server.add_tool(
             _reporting(tool),
             annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),

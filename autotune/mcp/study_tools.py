@@ -1,7 +1,9 @@
-"""Tools about studies: list them, read their results, and through a service submit and control them.
+"""Tools about studies: list them, read their results, and through a service submit and control
+them.
 
-`source` is a store, or a service accessed with `autotune.Client`. On a service, the token decides what the caller may see and do, and rejected requests
-become tool errors. A store is only read: to run studies, an agent should use a service with a token.
+`source` is a store, or a service accessed with `autotune.Client`. On a service, the token decides
+what the caller may see and do, and rejected requests become tool errors. A store is only read: to
+run studies, an agent should use a service with a token.
 """
 
 from __future__ import annotations
@@ -61,9 +63,9 @@ class StudyTools:
         offset: Annotated[int, Field(ge=0, le=1 << 40, description="Studies to skip.")] = 0,
     ) -> list[StudySummary]:
         """List studies, newest first."""
-        wanted = member_of("status", status, StudyStatus) if status else None
+        selected = member_of("status", status, StudyStatus) if status else None
         rows = self._source.studies(
-            limit=limit, offset=offset, status=wanted, model=model, cluster=cluster, owner=owner,
+            limit=limit, offset=offset, status=selected, model=model, cluster=cluster, owner=owner,
             name=name, tag=tag,
         )["studies"]  # fmt: skip
         return [
@@ -158,15 +160,15 @@ class StudyTools:
         top: Top = 3,
     ) -> KnownConfigs:
         """Find the best known configs of a model across all studies. If nothing was measured, the configs come from the most similar workload or the cost model's ranking. `source` says which."""
-        answer = self._source.best_across(
+        ranking = self._source.best_across(
             model=model, cluster=cluster, trainer=trainer, runner=runner, num_gpus=num_gpus,
             measured_after=measured_after, seq_len=seq_len, global_batch_size=global_batch_size,
             metric=metric, stability_weight=stability_weight, top=top,
         )  # fmt: skip
         return KnownConfigs(
-            source=answer["source"],
-            configs=[_known(row) for row in answer["configs"]],
-            notes=answer["notes"],
+            source=ranking["source"],
+            configs=[_known_config(row) for row in ranking["configs"]],
+            notes=ranking["notes"],
         )
 
     def export_launch(
@@ -231,7 +233,8 @@ class SteeringTools:
         return _report(self._source.status(study))
 
 
-def _known(row: dict[str, Any]) -> KnownConfig:
+def _known_config(row: dict[str, Any]) -> KnownConfig:
+    """Return a row of `best_across` as a tool's answer."""
     best, study = row["best"], row["study"]
     measured, predicted = best["measurement"], best["estimate"]
     return KnownConfig(
@@ -243,6 +246,7 @@ def _known(row: dict[str, Any]) -> KnownConfig:
 
 
 def _report(document: dict[str, Any]) -> StudyReport:
+    """Return a study's status document as a tool's answer."""
     study = document["study"]
     best, baseline = (
         Trial.from_dict(document[key]) if document[key] else None for key in ("best", "baseline")

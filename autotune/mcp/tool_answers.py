@@ -1,6 +1,7 @@
 """Results of the tools. They are small, because an agent reads every word of them.
 
-Configs are text (`tp=2,pp=1,...`) that every tool and command accepts. Numbers have four significant digits; names contain units.
+Configs are text (`tp=2,pp=1,...`) that every tool and command accepts. Numbers have four
+significant digits; names contain units.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Prediction(ToolAnswer):
 
     @classmethod
     def of(cls, estimate: Estimate) -> Prediction:
-        """The prediction from an estimate of one config."""
+        """Return the prediction from an estimate of one config."""
         return cls(**{name: rounded(getattr(estimate, name)) for name in cls.model_fields})
 
 
@@ -177,7 +178,7 @@ class TrialRow(ToolAnswer):
 
     @classmethod
     def of(cls, trial: Trial) -> TrialRow:
-        """The row of a trial."""
+        """Return the row of a trial."""
         measured = (
             trial.measurement
             if trial.measurement is not None and trial.measurement.step_times_s
@@ -251,7 +252,7 @@ class TargetRanking(ToolAnswer):
 
     @classmethod
     def of(cls, target: Mapping[str, Any]) -> TargetRanking:
-        """The ranking from a document of `autotune.results.target`."""
+        """Return the ranking from a document of `autotune.results.target`."""
         return cls(
             cluster=target["cluster"],
             num_gpus=target["num_gpus"],
@@ -342,16 +343,16 @@ class LaunchFiles(ToolAnswer):
 
 
 def config_text(config: ParallelConfig | Mapping[str, Any]) -> str:
-    """A config as text, in the form that every tool and command accepts."""
+    """Return a config as text, in the form that every tool and command accepts."""
     return str(config if isinstance(config, ParallelConfig) else ParallelConfig.from_dict(config))
 
 
 def rounded(value: Any) -> float:
-    """Rounded to four significant digits, because no prediction or measurement here is more precise."""
+    """Return a number rounded to four significant digits, because none here is more precise."""
     return float(f"{float(value):.4g}")
 
 
 def parts(estimate_parts: Mapping[str, Any]) -> dict[str, float]:
-    """Nonzero parts, largest first."""
+    """Return the nonzero parts, largest first."""
     ordered = sorted(estimate_parts.items(), key=lambda item: -float(item[1]))
     return {name: rounded(value) for name, value in ordered if float(value) > 0}

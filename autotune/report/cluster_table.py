@@ -1,50 +1,56 @@
-"""Clusters side by side in a terminal: one row for each, and below it which is fastest, cheapest
-and needs the least energy."""
+"""Clusters side by side in a terminal: one row per cluster, then the fastest, the cheapest and the
+one that needs the least energy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from autotune.plan.clusters import ClusterChoice
-from autotune.report.table_layout import Column, FittedTable, Shortening
-from autotune.report.terminal import FULL, MIN_CONFIG, Palette, plain_table
+from autotune.report.table_layout import Column, FittedTable, TableLayout
+from autotune.report.terminal import MIN_CONFIG, UNICODE_PALETTE, Palette, plain_table
 from autotune.spec import config_label
 from autotune.spec.texts.as_text import UNKNOWN, count_cell, format_mfu, in_column, two_digits
 
 
-def cluster_table(choices: Sequence[ClusterChoice], *, palette: Palette = FULL) -> FittedTable:
-    """The table; with a bill also days, cost and energy. A narrow terminal shows no intervals, then
-    no MFU and no risk."""
-    billed = any(choice.bill is not None for choice in choices)
-    bill = ("days", "cost", "energy") if billed else ()
-    left_out = frozenset({"90%"})
+def cluster_table(
+    choices: Sequence[ClusterChoice], *, palette: Palette = UNICODE_PALETTE
+) -> FittedTable:
+    """Return the table; with bills, it has days, cost and energy. A narrow terminal first omits
+    intervals, then MFU and risk."""
+    has_bills = any(choice.bill is not None for choice in choices)
+    bill_columns = ("days", "cost", "energy") if has_bills else ()
+    hidden = frozenset({"90%"})
     table = FittedTable(
         empty=lambda: plain_table(palette),
         columns=(
             Column(key="cluster"),
-            Column(key="config", least=MIN_CONFIG, cut=False),
+            Column(key="config", min_width=MIN_CONFIG, cut=False),
             *(
                 Column(key=name, right=True)
-                for name in ("tokens/s", "90%", "per GPU", "MFU", "OOM risk", *bill)
+                for name in ("tokens/s", "90%", "per GPU", "MFU", "OOM risk", *bill_columns)
             ),
         ),
-        stages=(
-            Shortening(),
-            Shortening(without=left_out),
-            Shortening(without=left_out | {"MFU", "OOM risk"}),
-            Shortening(without=left_out | {"MFU", "OOM risk", "per GPU"}, shorten=("config",)),
+        layouts=(
+            TableLayout(),
+            TableLayout(hidden=hidden),
+            TableLayout(hidden=hidden | {"MFU", "OOM risk"}),
+            TableLayout(hidden=hidden | {"MFU", "OOM risk", "per GPU"}, shorten=("config",)),
         ),
         ellipsis=palette.unicode,
     )
     for choice in choices:
         table.add_row(
             choice.cluster.name,
-            *(_cells(choice, billed) if choice.config else _nothing(choice, len(bill))),
+            *(
+                _cells(choice, has_bills)
+                if choice.config
+                else _cells_without_config(choice, len(bill_columns))
+            ),
         )
     return table
 
 
-def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
+def _cells(choice: ClusterChoice, has_bill: bool) -> list[str]:
     assert choice.config is not None
     assert choice.estimate is not None
     estimate, (low, high) = choice.estimate, choice.tokens_per_s_90 or (0.0, 0.0)
@@ -56,7 +62,7 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
         format_mfu(float(estimate.mfu)),
         f"{float(estimate.oom_probability):.0%}",
     ]
-    if billed and choice.bill:
+    if has_bill and choice.bill:
         cost, energy = choice.bill.cost_usd, choice.bill.energy_kwh
         cells.append(two_digits(choice.bill.days))
         cells.append(format_usd(cost))
@@ -65,8 +71,8 @@ def _cells(choice: ClusterChoice, billed: bool) -> list[str]:
 
 
 def format_usd(cost: float | None) -> str:
-    """Two digits, as a prediction deserves: `$95`, `$1,200`, `$45k`, `$2.3M`; `-` where the price
-    is not known."""
+    """Return US dollars in two digits: `$95`, `$1,200`, `$45k`, `$2.3M`; `-` if the price is
+    unknown."""
     if cost is None:
         return UNKNOWN
     rounded = float(f"{cost:.2g}")
@@ -76,16 +82,16 @@ def format_usd(cost: float | None) -> str:
     return f"${rounded:,.0f}" if rounded >= 10 else f"${rounded:.2f}"
 
 
-def _nothing(choice: ClusterChoice, billed: int) -> list[str]:
+def _cells_without_config(choice: ClusterChoice, num_bill_columns: int) -> list[str]:
     return [
         "nothing fits" if choice.nearest_miss else "nothing is valid",
-        *[UNKNOWN] * (5 + billed),
+        *[UNKNOWN] * (5 + num_bill_columns),
     ]
 
 
 def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
-    """What the table does not say: why a cluster has no config, what a GPU lacks, what is assumed,
-    and which cluster is ahead in what."""
+    """Return notes on the table: why a cluster has no config, what a GPU lacks, and which clusters
+    are the fastest and the cheapest."""
     lines = []
     for choice in choices:
         if choice.nearest_miss is not None:
@@ -96,57 +102,62 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
             )
         elif choice.config is None:
             lines.append(f"{choice.cluster.name}: {choice.reason}")
-    found = [choice for choice in choices if choice.estimate is not None]
-    lacking = _by(found, lambda choice: ", ".join(choice.lacking))
+    valid = [choice for choice in choices if choice.estimate is not None]
+    lacking = _group_names(valid, lambda choice: ", ".join(choice.lacking))
     lines += [
-        f"compared without {formats}, which the GPU does not support: {', '.join(on)}"
-        for formats, on in lacking.items()
+        f"compared without {formats}, which the GPU does not support: {', '.join(names)}"
+        for formats, names in lacking.items()
         if formats
     ]
-    if len(found) > 1:
-        fastest = max(found, key=lambda choice: float(choice.estimate.tokens_per_s))  # type: ignore[union-attr]
-        ahead = [f"fastest: {fastest.cluster.name}"]
-        ahead += _least("cheapest", found, lambda choice: choice.bill and choice.bill.cost_usd)
-        ahead += _least(
-            "least energy", found, lambda choice: choice.bill and choice.bill.energy_kwh
+    if len(valid) > 1:
+        fastest = max(valid, key=lambda choice: float(choice.estimate.tokens_per_s))  # type: ignore[union-attr]
+        leaders = [f"fastest: {fastest.cluster.name}"]
+        leaders += _lowest("cheapest", valid, lambda choice: choice.bill and choice.bill.cost_usd)
+        leaders += _lowest(
+            "least energy", valid, lambda choice: choice.bill and choice.bill.energy_kwh
         )
-        lines.append("; ".join(ahead))
-    sources = _by(found, lambda choice: choice.source)
+        lines.append("; ".join(leaders))
+    sources = _group_names(valid, lambda choice: choice.source)
     if len(sources) > 1:
         lines += [
-            f"cost-model constants on {', '.join(on)}: {source_words(source)}"
-            for source, on in sources.items()
+            f"cost-model constants on {', '.join(names)}: {source_words(source)}"
+            for source, names in sources.items()
         ]
-    if any(choice.bill for choice in found):
+    if any(choice.bill for choice in valid):
         lines.append(
             "cost and energy cover all GPUs in a cluster; prices are public list prices; energy is for GPU boards under load"
         )
     return lines
 
 
-def _by(
-    choices: Sequence[ClusterChoice], of: Callable[[ClusterChoice], str]
+def _group_names(
+    choices: Sequence[ClusterChoice], key_of: Callable[[ClusterChoice], str]
 ) -> dict[str, list[str]]:
-    """Names of the clusters by what is the same of them."""
+    """Return the names of the clusters with equal values of `key_of`, by that value."""
     groups: dict[str, list[str]] = {}
     for choice in choices:
-        groups.setdefault(of(choice), []).append(choice.cluster.name)
+        groups.setdefault(key_of(choice), []).append(choice.cluster.name)
     return groups
 
 
 def source_words(source: str) -> str:
-    """Where the constants of the cost model come from, in words."""
+    """Return the origin of the cost model's constants as text."""
     return ("fitted to published measurements, " if source.endswith(".csv") else "") + source
 
 
-def _least(
-    word: str, found: Sequence[ClusterChoice], of: Callable[[ClusterChoice], float | None]
+def _lowest(
+    label: str,
+    choices: Sequence[ClusterChoice],
+    amount_of: Callable[[ClusterChoice], float | None],
 ) -> list[str]:
-    """The cluster with the least of something, of those for which it is known."""
+    """Return the text for the cluster with the lowest amount; no text if fewer than two are
+    known."""
     known = [
-        (amount, choice.cluster.name) for choice in found if (amount := of(choice)) is not None
+        (amount, choice.cluster.name)
+        for choice in choices
+        if (amount := amount_of(choice)) is not None
     ]
     if len(known) < 2:
         return []
-    unknown = len(found) - len(known)
-    return [f"{word}: {min(known)[1]}" + (f" ({unknown} unknown)" if unknown else "")]
+    unknown = len(choices) - len(known)
+    return [f"{label}: {min(known)[1]}" + (f" ({unknown} unknown)" if unknown else "")]

@@ -1,7 +1,7 @@
-"""Studies or trials side by side: two studies as a table of the terminal, and a row for each fact
-of several, first those that differ.
+"""Studies or trials side by side: a terminal table of two studies, and rows of facts about several,
+those that differ first.
 
-Facts are text as people read it; `-` where something is not known.
+Facts are text; `-` is an unknown value.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from autotune.ports import StudyRecord
 from autotune.report.findings import prediction_errors, status_counts, time_parts
 from autotune.report.reward_tables import cost_label
-from autotune.report.study_facts import speedup_word
+from autotune.report.study_facts import speedup_text
 from autotune.report.terminal import (
-    FULL,
     MEDIAN_STEP,
     PART_NAMES,
+    UNICODE_PALETTE,
     Palette,
     plain_table,
     safe,
@@ -46,20 +46,22 @@ Side = tuple[StudyRecord, Sequence[Trial]]
 
 
 def differing_versions(first: Trial | None, second: Trial | None) -> list[tuple[str, str, str]]:
-    """The differences between the conditions of two trials: the name of a version, file or variable,
-    and its value in each trial."""
-    known = [trial.measurement for trial in (first, second) if trial and trial.measurement]
-    return differences(*conditions(known)) if len(known) == 2 else []
+    """Return the differences between the conditions of two trials, as (name of a version, file or
+    variable, first value, second value)."""
+    measurements = [trial.measurement for trial in (first, second) if trial and trial.measurement]
+    return differences(*conditions(measurements)) if len(measurements) == 2 else []
 
 
-def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
-    """A table with a row per fact and a column per study; facts that differ are bold."""
+def compare(first: Side, second: Side, *, palette: Palette = UNICODE_PALETTE) -> Table:
+    """Return a table with a row per fact and a column per study; facts that differ are bold."""
     a, b = (result_from(record, trials) for record, trials in (first, second))
     table = plain_table(palette)
     table.add_column("")
     table.add_column(safe(a.record.study.name, palette), overflow="fold")
     table.add_column(safe(b.record.study.name, palette), overflow="fold")
-    for (name, left), (_, right) in zip(facts(a).items(), facts(b).items(), strict=True):
+    for (name, left), (_, right) in zip(
+        result_facts(a).items(), result_facts(b).items(), strict=True
+    ):
         style = "bold" if left != right else ""
         table.add_row(name, safe(left, palette), safe(right, palette), style=style)
     for name, left, right in differing_versions(a.best, b.best):
@@ -73,12 +75,12 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
     return table
 
 
-def facts(found: Result) -> dict[str, str]:
-    """What is compared, as text; `-` where it is not known."""
-    record, best = found.record, found.best
+def result_facts(result: Result) -> dict[str, str]:
+    """Return a study's facts that are compared, as text; `-` if unknown."""
+    record, best = result.record, result.best
     workload, objective = record.study.workload, record.study.objective
     measured = best.measurement if best is not None else None
-    errors = prediction_errors(found.shown)
+    errors = prediction_errors(result.shown)
     return {
         "study": f"{record.id} ({record.status.lower()})",
         "model": workload.model.name,
@@ -89,7 +91,7 @@ def facts(found: Result) -> dict[str, str]:
         "objective": f"{objective.metric}, stability weight {objective.stability_weight:g}",
         "searcher": record.study.searcher,
         "runs": ", ".join(
-            f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()
+            f"{n} {status.lower()}" for status, n in status_counts(result.shown).items()
         )
         or UNKNOWN,
         "time": format_span(record.elapsed_s),
@@ -102,7 +104,7 @@ def facts(found: Result) -> dict[str, str]:
         "peak memory": bytes_cell(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else UNKNOWN,
         "per million tokens": _cost(measured, workload) if measured else UNKNOWN,
-        "speedup over the baseline": speedup_word(found, times=""),
+        "speedup over the baseline": speedup_text(result, times=""),
         "median error of predicted step time": f"{errors['step_time']:.0%}"
         if "step_time" in errors
         else UNKNOWN,
@@ -116,16 +118,17 @@ def _cost(measurement: Measurement, workload: Workload) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Facts of several things, in rows."""
+    """Facts about several studies or trials, in rows."""
 
     differing: tuple[tuple[str, tuple[str, ...]], ...]
-    """(fact, its value in each column) where the columns differ"""
+    """(fact, its value in each column) of facts whose values differ"""
     equal: tuple[tuple[str, str], ...]
-    """(fact, value) where all columns have the same"""
+    """(fact, value) of facts that are equal in all columns"""
 
 
 def side_by_side(columns: Sequence[Mapping[str, str]]) -> Comparison:
-    """The facts of all columns. A fact that a column lacks is not known of it."""
+    """Return the comparison of columns of facts. A fact that is missing in a column is unknown
+    there."""
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [(name, tuple(column.get(name, UNKNOWN) for column in columns)) for name in names]
     return Comparison(
@@ -138,35 +141,35 @@ def side_by_side(columns: Sequence[Mapping[str, str]]) -> Comparison:
     )
 
 
-def study_facts(found: Result) -> dict[str, str]:
-    """What a study was asked and what came out, with the knobs of its best config."""
-    best = found.best
+def study_facts(result: Result) -> dict[str, str]:
+    """Return a study's request and result, with the knobs of its best config."""
+    best = result.best
     knobs = (
-        {f"best {name}": value for name, value in knob_words(best.config).items()}
+        {f"best {name}": value for name, value in knob_texts(best.config).items()}
         if best is not None
         else {}
     )
-    return {**facts(found), **knobs, **version_facts(best)}
+    return {**result_facts(result), **knobs, **version_facts(best)}
 
 
 def version_facts(trial: Trial | None) -> dict[str, str]:
-    """The releases and limits that a trial was measured with."""
-    seen = trial.measurement if trial is not None else None
+    """Return the software versions with which a trial was measured."""
+    measurement = trial.measurement if trial is not None else None
     return (
-        {f"version of {name}": version for name, version in sorted(seen.versions.items())}
-        if seen
+        {f"version of {name}": version for name, version in sorted(measurement.versions.items())}
+        if measurement
         else {}
     )
 
 
 def trial_facts(trial: Trial) -> dict[str, str]:
-    """A trial's knobs, what was predicted and measured of it, and where its time and memory go."""
+    """Return a trial's knobs, predictions and measurements, with its time and memory by cause."""
     m, estimate, reward = trial.measurement, trial.estimate, trial.reward
     measured = m if trial.is_measured else None
     (times,), source = time_parts(trial)
     losses = [loss for loss in m.losses if math.isfinite(loss)] if m else []
     return {
-        **knob_words(trial.config),
+        **knob_texts(trial.config),
         "status": str(trial.status).lower(),
         "failure": str(trial.failure) if trial.failure else UNKNOWN,
         "tokens/s": count_cell(tokens_per_s(trial)) if measured else UNKNOWN,
@@ -204,6 +207,6 @@ def trial_facts(trial: Trial) -> dict[str, str]:
     }
 
 
-def knob_words(config: ParallelConfig) -> dict[str, str]:
-    """The value of each knob as text."""
+def knob_texts(config: ParallelConfig) -> dict[str, str]:
+    """Return each knob's value as text."""
     return {name: value_word(value) for name, value in config.values().items()}

@@ -1,4 +1,4 @@
-"""The answer to "will it fit?" as a self-contained HTML page: verdict, memory over the step,
+"""The answer of `autotune fit` as a self-contained HTML page: verdict, memory over the step,
 tables. All text is escaped."""
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from autotune import __version__
 from autotune.plan.fit import Fit
 from autotune.plan.fit.findings import moment_words
 from autotune.report.fit_text import (
-    Rows,
+    TextTable,
     closing_lines,
     other_verdict_line,
     peak_lines,
     problem_lines,
     rank_names,
-    several,
+    summary_table,
     tables,
     verdict_line,
     work_line,
@@ -25,23 +25,23 @@ from autotune.report.fit_text import (
 )
 from autotune.report.memory_over_step import CATEGORY_COLORS, CATEGORY_NAMES, columns, phases
 from autotune.report.page_frame import html_table, whole_page
-from autotune.report.svg.stacked_area import Stretch, stacked_area
+from autotune.report.svg.stacked_area import Phase, stacked_area
 from autotune.report.terminal import format_bytes
 from autotune.spec import DryRun, config_label
 
-SAMPLES = 240
-"""columns of a figure"""
-FAR = 4.0
-"""a GPU with more than so many times the peak is named, not drawn"""
+MAX_COLUMNS = 240
+"""maximum number of columns of a figure"""
+MAX_CAPACITY_RATIO = 4.0
+"""if a GPU's memory is more than this factor above the peak, it is not drawn"""
 
 
 def fit_page(fits: Sequence[Fit]) -> str:
-    """The page for one config or for several."""
+    """Return the page for one or several configs."""
     workload = fits[0].workload
     title = f"Will {workload.model.name} fit?"
     body = [f"<h1>{escape(title)}</h1><p>{escape(workload_line(workload))}</p>"]
     if len(fits) > 1:
-        body.append(_table(several(fits)))
+        body.append(_table(summary_table(fits)))
     for fit in fits:
         body += _answer(fit)
     body.append(f'<p class="soft">written by autotune {escape(__version__)}</p>')
@@ -49,13 +49,13 @@ def fit_page(fits: Sequence[Fit]) -> str:
 
 
 def memory_figure(fit: Fit, run: DryRun) -> str:
-    """Memory of one rank over the second optimizer step, stacked by category, with the GPU's memory
-    as a line."""
-    shown = columns(run.timeline, SAMPLES)
+    """Return the figure of one rank's memory over the second optimizer step, stacked by category,
+    with the GPU's memory as a line; empty without samples."""
+    shown = columns(run.timeline, MAX_COLUMNS)
     if not shown:
         return ""
     peak = max(sample.total_bytes for sample in shown)
-    near = fit.memory_bytes <= FAR * peak
+    is_near = fit.memory_bytes <= MAX_CAPACITY_RATIO * peak
     return stacked_area(
         {
             name: [float(sample.parts_bytes.get(name, 0)) for sample in shown]
@@ -67,10 +67,8 @@ def memory_figure(fit: Fit, run: DryRun) -> str:
             f"{moment_words(s, fit.config.accumulation_steps)}: {format_bytes(s.total_bytes)}"
             for s in shown
         ],
-        stretches=[
-            Stretch(label=label, first=first, end=end) for label, first, end in phases(shown)
-        ],
-        limit=fit.memory_bytes if near else None,
+        phases=[Phase(label=label, first=first, end=end) for label, first, end in phases(shown)],
+        limit=fit.memory_bytes if is_near else None,
         limit_label=f"{fit.workload.cluster.gpu.name}: {format_bytes(fit.memory_bytes)}",
         number=format_bytes,
         unit=2.0 ** (10 * math.floor(math.log2(max(peak, 1.0)) / 10)),
@@ -99,6 +97,6 @@ def _answer(fit: Fit) -> list[str]:
     return parts
 
 
-def _table(rows: Rows) -> str:
+def _table(rows: TextTable) -> str:
     heads = [(head, index >= rows.text) for index, head in enumerate(rows.heads)]
     return html_table(heads, [("", [escape(cell) for cell in row]) for row in rows.rows])

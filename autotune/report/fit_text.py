@@ -1,7 +1,6 @@
-"""The answer to "will it fit?" as words and rows, which the terminal and the HTML page show alike.
+"""The answer of `autotune fit` as sentences and tables, for the terminal and the HTML page.
 
-A table is its heads and its rows of text; the first `text` columns are words and the others
-numbers.
+In a table, the first `text` columns are words and the others are numbers.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from autotune.spec.texts.as_text import bytes_cell, number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A small table."""
+class TextTable:
+    """A small table of text."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text: int = 1
-    """leading columns that are words"""
+    """number of leading columns with words"""
 
 
 def workload_line(workload: Workload) -> str:
-    """What is asked about."""
+    """Return the workload that the answer is about, in one line."""
     batch = ", ".join(map(str, workload.global_batch_sizes))
     return (
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
@@ -48,8 +47,8 @@ def workload_line(workload: Workload) -> str:
 
 
 def problem_lines(fit: Fit) -> list[str]:
-    """Why no dry run could be made, and what to do; empty where one was. It stands before all else:
-    it may be a fault of the model's code."""
+    """Return why no dry run was possible, and the remedy; an empty list after a dry run. Print this
+    first, because the cause may be a mistake in the model's code."""
     if not fit.problem:
         return []
     return [
@@ -59,34 +58,35 @@ def problem_lines(fit: Fit) -> list[str]:
 
 
 def verdict_line(fit: Fit) -> str:
-    """The answer in one line: verdict, whose it is, allocated, reserved, memory, risk."""
-    place = "rank" if fit.workload.cluster.gpu.is_cpu else "GPU"
+    """Return the answer in one line: verdict and its basis, allocated, reserved and available
+    memory, and risk."""
+    device = "rank" if fit.workload.cluster.gpu.is_cpu else "GPU"
     reserved = (
         f"{format_bytes(fit.reserved.peak_bytes)} reserved "
         f"(90%: {format_bytes(fit.reserved.low_bytes)} to {format_bytes(fit.reserved.high_bytes)})"
     )
     if fit.basis == "dry run":
-        said = {FITS: "yes, it fits", AT_THE_LIMIT: "at the limit"}.get(
+        verdict = {FITS: "yes, it fits", AT_THE_LIMIT: "at the limit"}.get(
             fit.verdict, "no, it does not fit"
         )
         size = f"{format_bytes(fit.allocated_bytes)} allocated at the peak, {reserved}"
     else:
-        said = {FITS: "it should fit", AT_THE_LIMIT: "it is at the limit"}.get(
+        verdict = {FITS: "it should fit", AT_THE_LIMIT: "it is at the limit"}.get(
             fit.verdict, "it should not fit"
         )
-        whose = (
+        basis = (
             f"according to the cost model of {fit.workload.trainer} (the dry run below executes the {PLAYED} trainer's loop)"
             if fit.runs
             else "according to the cost model's formulas (the model's code was not run)"
         )
-        said, size = f"{whose}, {said}", reserved
-    memory = f"a {place} has {format_bytes(fit.memory_bytes)}, {format_bytes(fit.reserved.usable_bytes)} of it usable"
-    return f"{said}: {size}; {memory}; P(OOM) {risk(fit)}"
+        verdict, size = f"{basis}, {verdict}", reserved
+    memory = f"a {device} has {format_bytes(fit.memory_bytes)}, {format_bytes(fit.reserved.usable_bytes)} of it usable"
+    return f"{verdict}: {size}; {memory}; P(OOM) {oom_risk(fit)}"
 
 
 def other_verdict_line(fit: Fit) -> str:
-    """Where dry run and cost model are two answers: both, which one counts, and why. Empty where
-    they agree."""
+    """Return the second answer if dry run and cost model differ, which of the two counts, and why;
+    an empty text if they agree."""
     if not fit.runs or fit.allocated_bytes is None:
         return ""
     if not fit.is_played:
@@ -102,15 +102,15 @@ def other_verdict_line(fit: Fit) -> str:
     )
 
 
-def risk(fit: Fit) -> str:
-    """P(OOM) as text: no risk is exactly 0% or 100%."""
+def oom_risk(fit: Fit) -> str:
+    """Return P(OOM) as text, which is never exactly 0% or 100%."""
     if fit.oom_probability < 0.005:
         return "below 1%"
     return "above 99%" if fit.oom_probability > 0.995 else f"{fit.oom_probability:.0%}"
 
 
-def several_line(fits: Sequence[Fit]) -> str:
-    """The answer for several configs in one line."""
+def summary_line(fits: Sequence[Fit]) -> str:
+    """Return the answer for several configs in one line."""
     count, failed = sum(fit.fits is True for fit in fits), sum(fit.fits is None for fit in fits)
     if failed == len(fits):
         return (
@@ -121,7 +121,7 @@ def several_line(fits: Sequence[Fit]) -> str:
 
 
 def rank_names(fit: Fit) -> tuple[str, ...]:
-    """What the ranks of the runs are called."""
+    """Return display names for the ranks that were dry-run."""
     if len(fit.runs) < 2:
         return ("every rank",) * len(fit.runs)
     words = ("first", "last") if len(fit.runs) == 2 else ("first", "middle", "last")
@@ -130,8 +130,8 @@ def rank_names(fit: Fit) -> tuple[str, ...]:
     )
 
 
-def peaks(fit: Fit) -> Rows:
-    """The peak of each rank by category."""
+def peak_table(fit: Fit) -> TextTable:
+    """Return the peak of each dry-run rank by category."""
     used = [
         name
         for name in CATEGORY_NAMES
@@ -146,11 +146,11 @@ def peaks(fit: Fit) -> Rows:
         for name, run in zip(rank_names(fit), fit.runs, strict=True)
     ]
     heads = ("rank", "peak", *(CATEGORY_NAMES[name] for name in used))
-    return Rows(title="Peak of allocated memory", heads=heads, rows=tuple(rows))
+    return TextTable(title="Peak of allocated memory", heads=heads, rows=tuple(rows))
 
 
 def peak_lines(fit: Fit) -> list[str]:
-    """When the peak of each rank occurs."""
+    """Return when the peak of each dry-run rank occurs, one line per rank."""
     steps = fit.config.accumulation_steps
     return [
         f"{name}: the peak is {moment_words(run.peak, steps)}"
@@ -158,12 +158,13 @@ def peak_lines(fit: Fit) -> list[str]:
     ]
 
 
-def cost_model(fit: Fit) -> Rows:
-    """The categories of the fullest rank beside those of the cost model, with the reasons where
-    they are two trainers'."""
-    found = beside_cost_model(fit)
+def category_table(fit: Fit) -> TextTable:
+    """Return memory by category, for the dry run of the rank with the highest peak and for the cost
+    model. If the two are about different trainers, the reasons for differences are a column."""
+    comparison = beside_cost_model(fit)
     rows = [
-        (row.name, bytes_cell(row.dry_run_bytes), bytes_cell(row.cost_model_bytes)) for row in found
+        (row.name, bytes_cell(row.dry_run_bytes), bytes_cell(row.cost_model_bytes))
+        for row in comparison
     ]
     total = (
         "total",
@@ -172,7 +173,7 @@ def cost_model(fit: Fit) -> Rows:
     )
     if fit.is_played:
         heads = ("category", "dry run (allocated)", "formulas (reserved)")
-        return Rows(title="Dry run and formulas", heads=heads, rows=(*rows, total))
+        return TextTable(title="Dry run and formulas", heads=heads, rows=(*rows, total))
     trainer = fit.workload.trainer
     compared = (
         "category",
@@ -180,8 +181,10 @@ def cost_model(fit: Fit) -> Rows:
         f"{PLAYED}, dry run",
         f"{trainer}, formulas",
     )
-    reasons = [(name, row.why, *sizes) for row, (name, *sizes) in zip(found, rows, strict=True)]
-    return Rows(
+    reasons = [
+        (name, row.why, *sizes) for row, (name, *sizes) in zip(comparison, rows, strict=True)
+    ]
+    return TextTable(
         title="Dry run and formulas",
         heads=compared,
         rows=(*reasons, (total[0], "", *total[1:])),
@@ -189,12 +192,12 @@ def cost_model(fit: Fit) -> Rows:
     )
 
 
-def modules(run: DryRun) -> Rows:
-    """The modules that made most of what is alive at the peak."""
+def module_table(run: DryRun) -> TextTable:
+    """Return the modules that created most of the memory in use at the peak."""
     rows = [
         (
             row.name or "(the model itself, and its loss)",
-            row.kind.removeprefix("FSDP"),  # FSDP gives what it shards a class of its own
+            row.kind.removeprefix("FSDP"),  # FSDP replaces the class of each module that it shards
             f"{row.count:,}",
             format_bytes(row.at_peak_bytes),
             format_bytes(row.parameter_bytes),
@@ -212,11 +215,11 @@ def modules(run: DryRun) -> Rows:
         "saved by a micro-batch",
         "FLOPs of a micro-batch",
     )
-    return Rows(title="Modules with the most memory", heads=heads, rows=tuple(rows), text=2)
+    return TextTable(title="Modules with the most memory", heads=heads, rows=tuple(rows), text=2)
 
 
-def products(run: DryRun) -> Rows:
-    """The matmuls that take most of the work."""
+def matmul_table(run: DryRun) -> TextTable:
+    """Return the matmuls with the most FLOPs."""
     rows = [
         (
             f"{p.m:,} x {p.k:,} x {p.n:,}",
@@ -227,11 +230,11 @@ def products(run: DryRun) -> Rows:
         for p in largest_products(run)
     ]
     heads = ("m x k x n", "type", "times in a micro-batch", "FLOPs")
-    return Rows(title="Largest matmuls", heads=heads, rows=tuple(rows), text=2)
+    return TextTable(title="Largest matmuls", heads=heads, rows=tuple(rows), text=2)
 
 
-def collectives(run: DryRun, config: ParallelConfig) -> Rows:
-    """What a rank sends in one optimizer step."""
+def traffic_table(run: DryRun, config: ParallelConfig) -> TextTable:
+    """Return a rank's traffic by collective in one optimizer step."""
     rows = [
         (
             row.kind.replace("_", "-"),
@@ -243,11 +246,11 @@ def collectives(run: DryRun, config: ParallelConfig) -> Rows:
         for row in traffic(run)
     ]
     heads = ("collective", "axis", "ranks of the group", "calls in a step", "bytes in a step")
-    return Rows(title="Traffic of a rank", heads=heads, rows=tuple(rows), text=3)
+    return TextTable(title="Traffic of a rank", heads=heads, rows=tuple(rows), text=3)
 
 
 def work_line(fit: Fit) -> str:
-    """Parameters and FLOPs."""
+    """Return parameters and FLOPs in one line; an empty text without a dry run."""
     run, flops, ratio = fit.fullest, flops_per_token(fit), over_six_n(fit)
     if run is None or flops is None or ratio is None:
         return ""
@@ -260,7 +263,7 @@ def work_line(fit: Fit) -> str:
 
 
 def closing_lines(fit: Fit) -> list[str]:
-    """What was assumed, what was left out, versions and time."""
+    """Return assumptions, notes, versions and the duration of the dry runs, one line each."""
     gpu = fit.workload.cluster.gpu.name
     lines = (
         [
@@ -272,36 +275,36 @@ def closing_lines(fit: Fit) -> list[str]:
     lines += [f"assumed: {guess}" for guess in fit.guesses]
     lines += [f"note: {note}" for note in fit.notes]
     if fit.runs:
-        ran_on = ", ".join(f"{name} {version}" for name, version in fit.versions.items())
-        most = max(run.process_peak_bytes for run in fit.runs)
+        versions = ", ".join(f"{name} {version}" for name, version in fit.versions.items())
+        peak_bytes = max(run.process_peak_bytes for run in fit.runs)
         lines.append(
             f"{number_of(len(fit.runs), 'dry run')} of a {fit.runs[0].world_size:,}-rank job in {format_duration(fit.took_s)}"
-            + (f", with {format_bytes(most)} of memory" if most else "")
-            + (f" ({ran_on})" if ran_on else "")
+            + (f", with {format_bytes(peak_bytes)} of memory" if peak_bytes else "")
+            + (f" ({versions})" if versions else "")
         )
     return lines
 
 
-def tables(fit: Fit) -> list[Rows]:
-    """All tables of an answer by dry runs, those without rows left out."""
+def tables(fit: Fit) -> list[TextTable]:
+    """Return all nonempty tables for an answer with dry runs."""
     run = fit.fullest
     if run is None:
         return []
     return [
         rows
         for rows in (
-            peaks(fit),
-            cost_model(fit),
-            modules(run),
-            products(run),
-            collectives(run, fit.config),
+            peak_table(fit),
+            category_table(fit),
+            module_table(run),
+            matmul_table(run),
+            traffic_table(run, fit.config),
         )
         if rows.rows
     ]
 
 
-def several(fits: Sequence[Fit]) -> Rows:
-    """One row for each config, where several were asked about."""
+def summary_table(fits: Sequence[Fit]) -> TextTable:
+    """Return a table with one row for each of several configs."""
     rows = [
         (
             config_label(fit.config),
@@ -309,22 +312,22 @@ def several(fits: Sequence[Fit]) -> Rows:
             format_bytes(fit.allocated_bytes),
             format_bytes(fit.reserved.peak_bytes),
             format_bytes(float(fit.estimate.peak_memory_bytes)),
-            risk(fit),
+            oom_risk(fit),
         )
         for fit in fits
     ]
     heads = ("config", "verdict", "allocated", "reserved", "formulas", "P(OOM)")
-    return Rows(title="Will they fit?", heads=heads, rows=tuple(rows), text=2)
+    return TextTable(title="Will they fit?", heads=heads, rows=tuple(rows), text=2)
 
 
 def _axis(name: str, config: ParallelConfig) -> str:
-    """`dp_cp`, over which data and context parallelism reduce gradients, is dp alone without
-    context parallelism."""
+    """Return an axis as text. `dp_cp`, the group that reduces gradients, is just dp without context
+    parallelism."""
     return name.replace("dp_cp", "dp" if config.cp == 1 else "dp and cp").replace("_", " ")
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`8 (0 to 7)`, `4 (0, 8, 16, ...)`."""
+    """Return a group of ranks as `8 (0 to 7)` or `4 (0, 8, 16, ...)`."""
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{len(ranks):,} ({ranks[0]} to {ranks[-1]})"
     shown = ", ".join(map(str, ranks[:3])) + (", ..." if len(ranks) > 3 else "")

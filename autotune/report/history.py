@@ -1,4 +1,4 @@
-"""The events of a study's history in words, for the terminal and the study's page."""
+"""Events of a study's history as text, for the terminal and the study's page."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ MESSAGES: Mapping[str, str] = {
     EventKind.CALIBRATED: "cluster calibrated: ",
     EventKind.OUTLIER: "",
 }
-"""events that are their message, with what stands before it"""
+"""prefix of the message, for events whose text is their message"""
 
 
 def history_line(event: Mapping[str, Any]) -> str:
-    """An event of a study's history in one line; empty for events that only programs need."""
+    """Return an event of a study's history in one line; empty for events that only programs use."""
     kind, data = event["kind"], event["data"]
     if kind.startswith("trial."):
         number = data.get("number")
-        what = kind.removeprefix("trial.").replace("asked", "proposed")
-        words = [f"trial {number} {what}"]
+        change = kind.removeprefix("trial.").replace("asked", "proposed")
+        parts = [f"trial {number} {change}"]
         if config := data.get("config"):
-            words.append(
+            parts.append(
                 str(config)
                 if isinstance(config, str)
                 else config_label(ParallelConfig.from_dict(config))
             )
-        # an earlier release kept only that per GPU
+        # events of an earlier release only have the speed per GPU
         for name, unit in (
             ("tokens_per_s_per_gpu", "tokens/s per GPU"),
             ("tokens_per_s", "tokens/s"),
@@ -45,25 +45,25 @@ def history_line(event: Mapping[str, Any]) -> str:
             data = {**data, "message": str(Failure.from_dict(failure))}
         if status := data.get("status"):
             data = {**data, "status": status.lower()}
-        told = ("status", "speed", "kind", "message", "reason")
-        words += [str(data[name]) for name in told if data.get(name)]
-        return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
+        shown = ("status", "speed", "kind", "message", "reason")
+        parts += [str(data[name]) for name in shown if data.get(name)]
+        return ": ".join([parts[0], ", ".join(parts[1:])]) if len(parts) > 1 else parts[0]
     if kind == EventKind.ATTEMPT_ENDED:
         failure = data.get("failure")
         why = f": {Failure.from_dict(failure)}" if failure else ""
         return f"trial {data.get('number')}: attempt {data.get('attempt')} ended{why}"
     if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
-        asked = "ending" if kind == EventKind.ATTEMPT_CANCELLED else "waiting"
-        return f"trial {data.get('number')} is {asked}: {data.get('reason', '')}"
+        state = "ending" if kind == EventKind.ATTEMPT_CANCELLED else "waiting"
+        return f"trial {data.get('number')} is {state}: {data.get('reason', '')}"
     if kind == EventKind.CONTROLLER_BEGAN:
-        known = data.get("capacity")
-        is_counted = known and known < UNLIMITED_RANKS
+        capacity = data.get("capacity")
+        is_counted = capacity and capacity < UNLIMITED_RANKS
         return (
-            f"controller started; the runner has room for {number_of(known, 'rank')}"
+            f"controller started; the runner has room for {number_of(capacity, 'rank')}"
             if is_counted
             else "controller started"
         )
-    # by a controller, which says that it started
+    # the event that the controller started follows or precedes
     if kind in (EventKind.CLAIMED, EventKind.RELEASED):
         return ""
     if kind in MESSAGES:

@@ -1,8 +1,7 @@
-"""Memory over a step as columns: the samples of a dry run, thinned to a width so that no peak is
-lost.
+"""Memory over a step as columns: the samples of a dry run, reduced to a width without losing peaks.
 
-A column stands for several samples in a row and shows the fullest of them. The order is that of the
-run; a dry run has no clock, so widths are no times.
+A column shows the sample with the most memory of several consecutive samples. Samples are in the
+order of the run; a dry run has no clock, so widths are not times.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ CATEGORY_NAMES: Mapping[str, str] = {
     "communication": "communication",
     "inputs": "inputs",
 }
-"""What people call the categories of a dry run, in the order in which they are stacked: what stays
-lies at the bottom."""
+"""Display names of a dry run's categories in stacking order: long-lived memory is at the bottom."""
 CATEGORY_COLORS: Mapping[str, str] = {
     "parameters": PART_COLORS["weights"],
     "buffers": "#72b7b2",
@@ -36,12 +34,14 @@ CATEGORY_COLORS: Mapping[str, str] = {
     "inputs": "#9d9da1",
 }
 _LETTERS = {name: ("W" if name == "parameters" else name[0].upper()) for name in CATEGORY_NAMES}
-FAR = 1.6
-"""a limit of more than so many times the highest sample is named, not drawn"""
+MAX_LIMIT_RATIO = 1.6
+"""if the limit is more than this factor above the highest sample, it is stated in words and not
+drawn"""
 
 
 def columns(timeline: Sequence[MemorySample], width: int) -> list[MemorySample]:
-    """At most `width` samples in order, each the fullest of those that it stands for."""
+    """Return at most `width` samples in order, each the one with the most memory in its
+    interval."""
     count = min(width, len(timeline))
     bounds = [len(timeline) * i // count for i in range(count + 1)] if count else []
     return [
@@ -51,19 +51,19 @@ def columns(timeline: Sequence[MemorySample], width: int) -> list[MemorySample]:
 
 
 def phases(samples: Sequence[MemorySample]) -> list[tuple[str, int, int]]:
-    """Runs of equal phase and micro-batch: (words, first sample, one past the last)."""
-    found: list[tuple[str, int, int]] = []
-    before: tuple[str, int] | None = None
+    """Return ranges of equal phase and micro-batch: (label, first sample, index after the last)."""
+    ranges: list[tuple[str, int, int]] = []
+    previous: tuple[str, int] | None = None
     for index, sample in enumerate(samples):
         key = (sample.moment.phase, sample.moment.micro_batch)
-        if key == before:
-            words, first, _ = found[-1]
-            found[-1] = (words, first, index + 1)
+        if key == previous:
+            label, first, _ = ranges[-1]
+            ranges[-1] = (label, first, index + 1)
             continue
         suffix = f" {key[1] + 1}" if key[1] >= 0 else ""
-        found.append((f"{key[0]}{suffix}", index, index + 1))
-        before = key
-    return found
+        ranges.append((f"{key[0]}{suffix}", index, index + 1))
+        previous = key
+    return ranges
 
 
 def sketch(
@@ -74,22 +74,22 @@ def sketch(
     width: int = 64,
     height: int = 10,
 ) -> list[str]:
-    """The figure as lines of a terminal, in rich markup: stacked columns, the limit as a line where
-    it is near, phases below."""
+    """Return the figure as lines for a terminal, in rich markup: stacked columns, the limit as a
+    line if it is near, phases below."""
     samples = columns(timeline, width)
     if not samples:
         return []
-    # a short run is stretched to the width
+    # stretch a short run to the width
     shown = [samples[len(samples) * i // width] for i in range(width)]
     peak = max(sample.total_bytes for sample in shown)
-    near = limit_bytes <= FAR * peak
-    top = max(peak, limit_bytes) if near else peak
+    is_near = limit_bytes <= MAX_LIMIT_RATIO * peak
+    top = max(peak, limit_bytes) if is_near else peak
     limit_mark = "─" if palette.unicode else "-"
     lines = []
     for row in range(height, 0, -1):
         level = top * (row - 0.5) / height
         label = format_bytes(top * row / height) if row in (height, (height + 1) // 2) else ""
-        at_limit = near and top * (row - 1) / height < limit_bytes <= top * row / height
+        at_limit = is_near and top * (row - 1) / height < limit_bytes <= top * row / height
         empty = limit_mark if at_limit else " "
         cells = "".join(_cell(sample, level, empty, palette) for sample in shown)
         lines.append(
@@ -101,7 +101,7 @@ def sketch(
         + "  f forward, b backward, o optimizer"
     )
     lines.append(" " * 11 + _legend(shown, palette))
-    if not near:
+    if not is_near:
         lines.append(
             " " * 11 + f"the limit, {format_bytes(limit_bytes)}, is above the top of the figure"
         )

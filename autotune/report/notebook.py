@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from html import escape
 
-from autotune.report.figures import drawings
-from autotune.report.findings import why
+from autotune.report.figures import plot_functions
+from autotune.report.findings import winner_sentences
 from autotune.report.notes import infeasible_line
 from autotune.report.terminal import MEDIAN_STEP
 from autotune.results.figure import Figure
@@ -24,14 +24,15 @@ from autotune.spec.texts.as_text import (
 
 
 class NotebookView:
-    """The `autotune.results.figure.ResultView` that ships."""
+    """The bundled `autotune.results.figure.ResultView`."""
 
     def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
-        """The figures of a study's page."""
-        return drawings()
+        """Return the figures of a study's page, by name."""
+        return plot_functions()
 
     def summary_html(self, result: Result) -> str:
-        """Name, status and speedup; a table of winner and baseline; why it won."""
+        """Return a card with name, status and speedup, a table of winner and baseline, and why it
+        won."""
         study = result.record.study
         heading = f"<strong>{escape(study.name)}</strong>: {escape(result.record.status.lower())}, {number_of(len(result.shown), 'run')}"
         if result.too_noisy is not None:
@@ -56,7 +57,7 @@ class NotebookView:
             if rows
             else ""
         )
-        lines = [*why(result), *result.notes, infeasible_line(result.infeasible)]
+        lines = [*winner_sentences(result), *result.notes, infeasible_line(result.infeasible)]
         text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
         return f'<div class="autotune-result"><p>{heading}</p>{table}{text}</div>'
 

@@ -1,12 +1,10 @@
-"""Notes of trials: how each failed or why it was asked, and what many of them share.
+"""Notes on trials: how each failed or why it was proposed, with shared notes written once; and
+where a study's ranks run and why trials wait, for the terminal and the study's page.
 
 A table of trials shows a note in each row. A note that `SHARED_BY` or more rows share is written
-once, under the table, and the rows show only its gist: what it says before its colon
-(`out of memory`, `cannot win`), or a number in brackets where it has none. Errors share a note only
-where their cause is the same but for its figures, so that each cause is seen.
-
-Where the ranks of a study are, in words: nodes, and GPUs or CPU ranks on each; and why trials wait
-for some. For the terminal and the study's page.
+once, under the table, and the rows only show its short form: the text before its colon (`out of
+memory`, `cannot win`), or a number in brackets without a colon. Errors share a note only if their
+causes are equal except for numbers, so that each cause is shown.
 """
 
 from __future__ import annotations
@@ -20,61 +18,65 @@ from autotune.space.enumeration import in_words
 from autotune.spec import FailureKind, Measurement, Trial, TrialStatus
 
 SHARED_BY = 3
-"""rows from which on a note is written under the table"""
-MAX_GIST = 16
-"""characters of a gist"""
-CAUSES = (FailureKind.ERROR, FailureKind.INVALID)
-"""kinds of failures that have many causes"""
-SHOWN_REASONS = 4
-"""reasons of infeasible configs that one line names"""
+"""number of rows from which a shared note is written under the table"""
+MAX_SHORT_NOTE = 16
+"""longest short form of a note, characters"""
+ERROR_KINDS = (FailureKind.ERROR, FailureKind.INVALID)
+"""kinds of failures that can have many different causes"""
+MAX_REASONS = 4
+"""maximum number of reasons for infeasible configs in one line"""
 MAX_REPEATED = 40
-"""characters of a note that is short enough to be repeated where it has no gist"""
+"""longest note without a short form that is repeated in each row, characters"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """The notes of a table of trials."""
+    """Notes on the trials of a table."""
 
     cells: Mapping[int, str]
-    """what a trial's row shows, by trial number"""
+    """the note in a trial's row, by trial number"""
     shared: tuple[str, ...]
-    """lines under the table, the most frequent note first"""
+    """lines under the table, starting with the most frequent note"""
 
 
 def note_of(trial: Trial) -> str:
-    """The most telling sentence about a trial: how it failed, or why it was asked. Of an error the
-    exception comes first: a narrow column cuts the end."""
+    """Return the most informative sentence about a trial: how it failed, or why it was proposed.
+    For an error, the exception comes first, because a narrow column cuts the end."""
     if trial.failure is not None:
         failure = trial.failure
-        if failure.kind in CAUSES and ": " in failure.exception:
+        if failure.kind in ERROR_KINDS and ": " in failure.exception:
             rank = "" if failure.rank is None else f" (rank {failure.rank})"
             return f"{failure.kind.words}: {failure.exception.splitlines()[0]}{rank}"
         return str(failure)
-    if (seen := trial.measurement) is None:
+    if (measured := trial.measurement) is None:
         return trial.reason
-    heat = _throttling(seen) if seen.is_throttled else ""
-    return "; ".join(filter(None, (heat, *gists(seen.remarks), trial.reason)))
+    throttling = _throttling(measured) if measured.is_throttled else ""
+    return "; ".join(filter(None, (throttling, *observations(measured.remarks), trial.reason)))
 
 
-def gists(remarks: Iterable[str]) -> list[str]:
-    """The observation in each remark on a measurement, without its consequences."""
+def observations(remarks: Iterable[str]) -> list[str]:
+    """Return the observation in each remark on a measurement, without its consequences."""
     return [remark.partition("; ")[0] for remark in remarks]
 
 
 def ranked_note(trial: Mapping[str, Any]) -> str:
-    """The note on a trial in a ranking. `trial`: a plain document with its `note`. The note begins
-    with an early stop and ends with what limits the trial's figures."""
-    is_stopped = trial["status"] == TrialStatus.STOPPED
-    limits = gists((trial.get("measurement") or {}).get("remarks") or ())
-    said = ("stopped early" if is_stopped else "", trial.get("note"), *limits)
-    return "; ".join(filter(None, said))
+    """Return the note on a trial in a ranking: an early stop first, and what limits its figures
+    last. `trial`: its document with `note`."""
+    limits = observations((trial.get("measurement") or {}).get("remarks") or ())
+    parts = (
+        "stopped early" if trial["status"] == TrialStatus.STOPPED else "",
+        trial.get("note"),
+        *limits,
+    )
+    return "; ".join(filter(None, parts))
 
 
 def brief_note(trial: Trial, *, most: int) -> str:
-    """The note where `most` columns have to do: whole where it fits, else its useful part.
+    """Return a trial's note in at most about `most` characters: the whole note if it fits,
+    otherwise its useful part.
 
-    Of a failure that is what went wrong, without the class of the exception and without what the
-    kind says already; of a reason it is the first clause.
+    For a failure, this is the problem without the exception's class and without repeating the
+    kind; for a reason, its first clause.
     """
     note = note_of(trial)
     if len(note) <= most:
@@ -83,44 +85,53 @@ def brief_note(trial: Trial, *, most: int) -> str:
         return re.split(r"[:;,] ", note, maxsplit=1)[0]
     failure = trial.failure
     kind = failure.kind.words
-    said = (
+    exception = (
         failure.exception.splitlines()[0].partition(": ")[2]
-        if failure.kind in CAUSES and failure.exception
+        if failure.kind in ERROR_KINDS and failure.exception
         else ""
     )
-    sentences = [s.strip() for s in re.split(r"(?<=[.;:]) ", said or failure.message) if s.strip()]
-    telling = [
+    sentences = [
+        s.strip() for s in re.split(r"(?<=[.;:]) ", exception or failure.message) if s.strip()
+    ]
+    specific = [
         s
         for s in sentences
         if kind not in s.lower() and not re.fullmatch(r"\S*(Error|Exception):", s)
     ]
     rank = "" if failure.rank is None else f"rank {failure.rank}: "
-    what = (telling or sentences or [""])[0].rstrip(".;:")
+    problem = (specific or sentences or [""])[0].rstrip(".;:")
     return (
-        f"{rank}{what}" if failure.kind in CAUSES and what else f"{kind}: {rank}{what}".rstrip(": ")
+        f"{rank}{problem}"
+        if failure.kind in ERROR_KINDS and problem
+        else f"{kind}: {rank}{problem}".rstrip(": ")
     )
 
 
 def _throttling(measurement: Measurement) -> str:
-    """That heat slowed a GPU down while it was measured, with what the driver told."""
-    read = measurement.utilization
-    hot = f" at {read['temperature_c']:.0f} C" if "temperature_c" in read else ""
-    share = f" for {read['throttled_share']:.0%} of the time" if read.get("throttled_share") else ""
+    """Return that heat throttled a GPU during the measurement, with the driver's readings."""
+    readings = measurement.utilization
+    hot = f" at {readings['temperature_c']:.0f} C" if "temperature_c" in readings else ""
+    share = (
+        f" for {readings['throttled_share']:.0%} of the time"
+        if readings.get("throttled_share")
+        else ""
+    )
     return f"throttled: a GPU{hot} lowered its clocks{share}"
 
 
 def infeasible_line(counts: Mapping[str, int]) -> str:
-    """Configs that cannot be run, counted by the most frequent reasons; empty without any.
+    """Return the number of infeasible configs with the most frequent reasons; an empty text without
+    any.
 
-    `1,204 combinations cannot be run here: tp does not divide num_attention_heads (1,000), the GPU
+    Example: `1,204 combinations skipped: tp does not divide num_attention_heads (1,000), the GPU
     does not have the precision (204)`
     """
     if not counts:
         return ""
     ranked = list(in_words(counts).items())
-    named = ranked if len(ranked) <= SHOWN_REASONS + 1 else ranked[:SHOWN_REASONS]
-    rest = sum(n for _, n in ranked[len(named) :])
-    reasons = [f"{reason} ({n:,})" for reason, n in named] + (
+    listed = ranked if len(ranked) <= MAX_REASONS + 1 else ranked[:MAX_REASONS]
+    rest = sum(n for _, n in ranked[len(listed) :])
+    reasons = [f"{reason} ({n:,})" for reason, n in listed] + (
         [f"other reasons ({rest:,})"] if rest else []
     )
     total = sum(counts.values())
@@ -129,59 +140,59 @@ def infeasible_line(counts: Mapping[str, int]) -> str:
     )
 
 
-def gist_of(trial: Trial) -> str:
-    """What the note of a trial that did not run to its end says before its colon, where that is
-    short; else empty."""
+def short_note(trial: Trial) -> str:
+    """Return the short form of an ended or running trial's note: the text before its colon, if that
+    is short; otherwise an empty text."""
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.PENDING):
         return ""
     head = note_of(trial).partition(":")[0]
-    return head if len(head) <= MAX_GIST else ""
+    return head if len(head) <= MAX_SHORT_NOTE else ""
 
 
 def notes_of(trials: Sequence[Trial]) -> Notes:
-    """The notes of these trials; those that many share once."""
+    """Return the notes on these trials, with shared notes written once."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
-        groups.setdefault(_sharing(trial), []).append(trial)
+        groups.setdefault(_group_key(trial), []).append(trial)
     cells, shared, marks = {t.number: note_of(t) for t in trials}, [], 0
     taken: set[str] = set()
     for key, group in sorted(groups.items(), key=lambda item: -len(item[1])):
         first = group[0]
-        gist = gist_of(first)
+        short = short_note(first)
         if (
             len(group) < SHARED_BY
-            or key == gist == note_of(first)
-            or (not gist and len(key) <= MAX_REPEATED)
+            or key == short == note_of(first)
+            or (not short and len(key) <= MAX_REPEATED)
         ):
             continue
-        if not gist or gist in taken:
+        if not short or short in taken:
             marks += 1
-        mark = gist if gist and gist not in taken else f"{gist} ({marks})".lstrip()
-        taken.add(gist)
+        mark = short if short and short not in taken else f"{short} ({marks})".lstrip()
+        taken.add(short)
         cells |= dict.fromkeys((t.number for t in group), mark)
-        details = [note_of(t).removeprefix(f"{gist}: ") for t in group]
-        of_one = "" if len(set(details)) == 1 else f", for example trial {first.number}"
-        count = f"({len(group)} trials)" if gist else f"{len(group)} trials"
-        shared.append(f"{mark} {count}{of_one}: {details[0]}")
+        details = [note_of(t).removeprefix(f"{short}: ") for t in group]
+        example = "" if len(set(details)) == 1 else f", for example trial {first.number}"
+        count = f"({len(group)} trials)" if short else f"{len(group)} trials"
+        shared.append(f"{mark} {count}{example}: {details[0]}")
     return Notes(cells=cells, shared=tuple(shared))
 
 
-def _sharing(trial: Trial) -> str:
-    """What trials of one group have in common."""
+def _group_key(trial: Trial) -> str:
+    """Return the key that groups trials with a shared note."""
     failure = trial.failure
-    if failure is None or failure.kind not in CAUSES:
-        return gist_of(trial) or note_of(trial)
+    if failure is None or failure.kind not in ERROR_KINDS:
+        return short_note(trial) or note_of(trial)
     return f"{failure.kind}: {re.sub('[0-9]+', '#', failure.exception or failure.message)}"
 
 
-def placed_lines(study: Mapping[str, Any]) -> list[str]:
-    """One line for each trial that is placed: `trial 3 has ranks 0 to 3 on a with GPUs 0, 1, 2, 3;
-    ranks 4 to 7 on b with ...`, then one for each that waits: `trial 4 waits: ...`. `study`: its
-    document."""
+def placement_lines(study: Mapping[str, Any]) -> list[str]:
+    """Return one line for each trial with ranks, such as `trial 3 has ranks 0 to 3 on a with GPUs
+    0, 1, 2, 3; ranks 4 to 7 on b with ...`, then one for each waiting trial, such as `trial 4
+    waits: ...`. `study`: the study's document."""
     verb = "had" if study["ended_at"] else "has"
     trials: dict[int, list[str]] = {}
     for place in study.get("placed") or ():
-        trials.setdefault(place["trial"], []).append(_on_node(place))
+        trials.setdefault(place["trial"], []).append(_place_text(place))
     placed = [f"trial {number} {verb} {'; '.join(places)}" for number, places in trials.items()]
     return [
         *placed,
@@ -189,14 +200,14 @@ def placed_lines(study: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _on_node(place: Mapping[str, Any]) -> str:
+def _place_text(place: Mapping[str, Any]) -> str:
     gpus: Sequence[str] = place["gpus"]
     word = "GPU" if len(gpus) == 1 else "GPUs"
     devices = f" with {word} {', '.join(gpus)}" if gpus else " (CPU)"
-    return f"{_ranks(place['ranks'])} on {place['node']}{devices}"
+    return f"{_ranks_text(place['ranks'])} on {place['node']}{devices}"
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def _ranks_text(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):

@@ -1,7 +1,7 @@
-"""A whole HTML page and its tables, in the style sheets of the web pages (`dashboards/web`), light
-and dark, with no font or image from elsewhere.
+"""The frame of an HTML page, and HTML tables, in the style sheets of the web pages
+(`dashboards/web`), light and dark.
 
-Nothing is fetched and no script runs, and a Content-Security-Policy says so.
+There are no external resources and no scripts, which a Content-Security-Policy enforces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autotune import assets
 
 
 def whole_page(title: str, body: Iterable[str]) -> str:
-    """The page with that title; `body` is HTML."""
+    """Return a whole page; `body`: its parts as HTML."""
     styles = assets.web_file("figures.css") + assets.web_file("style.css")
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
@@ -30,12 +30,12 @@ def whole_page(title: str, body: Iterable[str]) -> str:
 def html_table(
     heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = ""
 ) -> str:
-    """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a
-    screen reader calls it, empty where a heading does."""
+    """Return a scrollable table. `heads`: (name, whether the column has numbers). `rows`: (class,
+    cells as HTML). `label`: name for screen readers, not needed below a heading."""
     classes = [" class=n" if is_number else "" for _, is_number in heads]
-    named = zip(heads, classes, strict=True)
+    columns = zip(heads, classes, strict=True)
     top = "".join(
-        f"<th{css}>{escape(name)}</th>" if name else "<td></td>" for (name, _), css in named
+        f"<th{css}>{escape(name)}</th>" if name else "<td></td>" for (name, _), css in columns
     )
     lines = []
     for kind, cells in rows:

@@ -1,6 +1,6 @@
-"""Rewards as rows of text: what they are made of, and the Pareto front.
+"""Rewards as rows of text: their parts, and the Pareto front.
 
-Rows are made of plain documents (an explanation, trials with their merits), so that the terminal
+Rows are made from plain documents (an explanation, trials with their merits), so that the terminal
 and the page show the same.
 """
 
@@ -15,19 +15,21 @@ from autotune.spec import ParallelConfig, config_label
 from autotune.spec.texts.as_text import UNKNOWN, bytes_cell, count_cell, in_column
 
 UNITS: Mapping[str, str] = {"USD": "$", "J": " J", "rank_s": " rank-s"}
+"""text of each cost unit before or after an amount"""
 
 
 def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of an explanation's document: the terms and parts of the reward of this trial,
-    the baseline and the other. Empty without a measurement; `-` where something is not known of a
-    trial."""
-    mine = explanation.get("reward")
-    if not mine:
+    """Return heads and rows of an explanation's document: the reward's terms and parts for this
+    trial, the baseline and the runner-up. Empty without a measurement; `-` is an unknown value."""
+    reward = explanation.get("reward")
+    if not reward:
         return [], []
-    columns = {f"trial {explanation['trial']['number']}": mine}
-    columns |= {
-        f"{name} ({other['number']})": other["reward"]
-        for name, other in explanation["against"].items()
+    columns = {
+        f"trial {explanation['trial']['number']}": reward,
+        **{
+            f"{name} ({other['number']})": other["reward"]
+            for name, other in explanation["against"].items()
+        },
     }
     rewards, objective = list(columns.values()), explanation["objective"]
     w = objective["stability_weight"]
@@ -37,10 +39,10 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
     ) -> list[str]:
         return [label, *(UNKNOWN if v is None else f"{v:{sign}.{digits}f}" for v in values)]
 
-    def known(names: Mapping[str, str], indent: str) -> list[list[str]]:
+    def part_rows(names: Mapping[str, str]) -> list[list[str]]:
         return [
             row(
-                indent + label.format(whose=explanation["relative_to"]),
+                "  " + label.format(whose=explanation["relative_to"]),
                 [r["parts"].get(name) for r in rewards],
             )
             for name, label in names.items()
@@ -48,9 +50,9 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
         ]
 
     rows = [
-        *known(THROUGHPUT_TERMS, "  "),
+        *part_rows(THROUGHPUT_TERMS),
         row(f"{objective['metric']} (ln)", [r["throughput"] for r in rewards], 3, sign="+"),
-        *known({name: part.label for name, part in STABILITY_PARTS.items()}, "  "),
+        *part_rows({name: part.label for name, part in STABILITY_PARTS.items()}),
         row("stability", [r["stability"] for r in rewards]),
         row(
             f"reward = {1 - w:g} x {objective['metric']} + {w:g} x stability",
@@ -63,16 +65,16 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
 
 
 def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows that say how the parts of stability are scored; empty without a
+    """Return heads and rows with the scoring formulas of the parts of stability; no rows without a
     measurement."""
-    known = explanation.get("formulas") if explanation.get("reward") else None
+    formulas = explanation.get("formulas") if explanation.get("reward") else None
     return ["part of stability", "score at these values, linear in between"], [
-        [_label(part), text] for part, text in (known or {}).items()
+        [_label(part), text] for part, text in (formulas or {}).items()
     ]
 
 
 def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the front: trials with `merits`."""
+    """Return heads and rows of the Pareto front. `configs`: trials with `merits`."""
     rows, has_notes = [], any(map(ranked_note, configs))
     for trial in configs:
         merits, m = trial["merits"], trial["measurement"]
@@ -95,11 +97,15 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
 
 
 def _label(part: str) -> str:
-    """What a part of stability is called; another release may know more parts."""
+    """Return the label of a part of stability; the name itself for parts from other releases."""
     return STABILITY_PARTS[part].label if part in STABILITY_PARTS else part
 
 
 def cost_label(value: float, unit: str) -> str:
-    """`$0.12`, `3.4k J`, `52 rank-s`."""
-    sign = UNITS.get(unit, f" {unit}")
-    return f"{sign}{in_column(f'{value:.3g}')}" if unit == "USD" else f"{count_cell(value)}{sign}"
+    """Return a cost as text, such as `$0.12`, `3.4k J` or `52 rank-s`."""
+    unit_text = UNITS.get(unit, f" {unit}")
+    return (
+        f"{unit_text}{in_column(f'{value:.3g}')}"
+        if unit == "USD"
+        else f"{count_cell(value)}{unit_text}"
+    )

@@ -1,8 +1,5 @@
-"""What reports say of a study, as plain words: its setting, the answer's figures, trials and
-failures as rows, and how to run it again.
-
-The HTML page and the Markdown report show the same of these.
-"""
+"""Facts about a study as text, for the HTML page and the Markdown report: its setting, the answer's
+figures, rows of trials and failures, and commands to reproduce it."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ TRIAL_HEADS = (
     ),
     *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
 )
-"""heads of `trial_row`, and whether the column is of numbers"""
+"""columns of `trial_row`: (head, whether it has numbers)"""
 FAILURE_HEADS = (
     ("#", True),
     ("config", False),
@@ -45,12 +42,12 @@ FAILURE_HEADS = (
     ("where", False),
     ("what happened", False),
 )
-"""the same of `failure_row`"""
+"""columns of `failure_row`: (head, whether it has numbers)"""
 
 
-def setting_line(found: Result) -> str:
-    """Model, cluster, batch, trainer, searcher and runner."""
-    record, workload = found.record, found.record.study.workload
+def setting_line(result: Result) -> str:
+    """Return model, cluster, batch, trainer, searcher and runner in one line."""
+    record, workload = result.record, result.record.study.workload
     batch = ", ".join(map(str, workload.global_batch_sizes))
     return (
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
@@ -59,9 +56,9 @@ def setting_line(found: Result) -> str:
     )
 
 
-def when_line(found: Result) -> str:
-    """Status, start and length."""
-    record = found.record
+def status_line(result: Result) -> str:
+    """Return status, start and duration in one line."""
+    record = result.record
     started = f", {record.started_at:%Y-%m-%d %H:%M} UTC" if record.started_at else ""
     return (
         record.status.lower()
@@ -70,34 +67,34 @@ def when_line(found: Result) -> str:
     )
 
 
-def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: str = UNKNOWN) -> str:
-    """`1.18× (95% CI 1.14-1.22)` and `over`; `nothing` where there is none."""
-    if found.too_noisy is not None:
+def speedup_text(result: Result, *, over: str = "", times: str = "×") -> str:
+    """Return the speedup, such as `1.18× (95% CI 1.14-1.22)`, followed by `over`; `UNKNOWN`
+    if there is no speedup."""
+    if result.too_noisy is not None:
         return "too noisy to tell"
-    if found.speedup is None:
-        return nothing
-    is_open = not found.record.status.is_terminal
+    if result.speedup is None:
+        return UNKNOWN
     return format_speedup(
-        found.speedup,
-        found.speedup_low,
-        found.speedup_high,
+        result.speedup,
+        result.speedup_low,
+        result.speedup_high,
         times=times,
         over=over,
-        is_open=is_open,
+        is_open=not result.record.status.is_terminal,
     )
 
 
-def counts_line(found: Result) -> str:
-    """Runs by status, and what cannot be run."""
-    counts = ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items())
+def counts_line(result: Result) -> str:
+    """Return the number of runs by status, and of infeasible configs."""
+    counts = ", ".join(f"{n} {status.lower()}" for status, n in status_counts(result.shown).items())
     return f"runs: {counts or 'none yet'}" + (
-        f"; {line}" if (line := infeasible_line(found.infeasible)) else ""
+        f"; {line}" if (line := infeasible_line(result.infeasible)) else ""
     )
 
 
 def speed_row(trial: Trial) -> list[str]:
-    """Tokens per second, median step time, peak memory and model FLOPs utilization as measured; `UNKNOWN`
-    without a measurement."""
+    """Return measured tokens/s, median step time, peak memory and model FLOPs utilization;
+    `UNKNOWN` if not measured."""
     m = trial.measurement
     return [
         count_cell(tokens_per_s(trial)) if m else UNKNOWN,
@@ -108,7 +105,7 @@ def speed_row(trial: Trial) -> list[str]:
 
 
 def trial_row(trial: Trial, note: str) -> list[str]:
-    """A trial under `TRIAL_HEADS`; speeds in tokens per second."""
+    """Return a trial's cells for `TRIAL_HEADS`; speeds are in tokens/s."""
     m = trial.measured
     predicted, measured, step, memory = measured_cells(trial)
     return [
@@ -127,28 +124,30 @@ def trial_row(trial: Trial, note: str) -> list[str]:
 
 
 def failure_row(trial: Trial) -> list[str]:
-    """A failed trial under `FAILURE_HEADS`."""
+    """Return a failed trial's cells for `FAILURE_HEADS`. Raises `ValueError` if it did not fail."""
     failure = trial.failure
     if failure is None:
         raise ValueError(f"trial {trial.number} did not fail")
     places = (("rank", failure.rank), ("step", failure.step))
-    where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+    place = ", ".join(f"{name} {value}" for name, value in places if value is not None)
     return [
         str(trial.number),
         config_label(trial.config),
         failure.kind.words,
-        where or UNKNOWN,
+        place or UNKNOWN,
         failure.message,
     ]
 
 
-def commands_again(found: Result) -> list[str]:
-    """Commands that show the study, hand out its best config and run it again."""
-    record = found.record
+def reproduction_commands(result: Result) -> list[str]:
+    """Return the commands that show the study, export its best config and run it again."""
+    record = result.record
     commands = [f"autotune status {record.id}"]
     line = python_line(record.study.trainer)
-    if found.best is not None:
-        export = f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch"
+    if result.best is not None:
+        export = (
+            f"autotune export {record.id} --to {_trainer_argument(record.study.trainer)} -o launch"
+        )
         commands.append(f"# in Python: {line}" if line else export)
     if record.study.runner.startswith(PASSED):
         commands.append(
@@ -159,11 +158,12 @@ def commands_again(found: Result) -> list[str]:
     return commands
 
 
-def spec_text(found: Result, *, most: int) -> str:
-    """The spec as it was submitted, as JSON (which YAML reads), cut after `most` characters."""
-    text = json.dumps(found.record.spec, indent=2, default=str)
+def spec_text(result: Result, *, most: int) -> str:
+    """Return the submitted spec as JSON (which is valid YAML), cut after `most` characters."""
+    text = json.dumps(result.record.spec, indent=2, default=str)
     return text if len(text) <= most else text[:most] + "\n... (cut)"
 
 
-def _word(name: str) -> str:
+def _trainer_argument(name: str) -> str:
+    """Return a trainer's name for a command line; a placeholder for names with other characters."""
     return name if name.replace("_", "").replace("-", "").isalnum() else "TRAINER"

@@ -1,7 +1,7 @@
-"""What the terminal shows of studies: labels, sizes, times, tables and bars.
+"""Studies in the terminal: labels, sizes, times, tables and bars.
 
-Tables are rich renderables; a `Palette` says which signs and colors the terminal can show, so that
-a log file, a dumb terminal or an ASCII locale gets the same facts in plain characters.
+Tables are rich renderables. A `Palette` says which characters and colors the terminal can show, so
+that a log file, a dumb terminal or an ASCII locale gets the same facts in plain characters.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune.report.notes import brief_note, gist_of, gists, notes_of
-from autotune.report.table_layout import Column, FittedTable, Shortening
+from autotune.report.notes import brief_note, notes_of, observations, short_note
+from autotune.report.table_layout import Column, FittedTable, TableLayout
 from autotune.results.without_baseline import why_unmeasured
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.estimate import MemoryParts, TimeParts
@@ -50,7 +50,7 @@ PART_NAMES: Mapping[str, str] = {
     "logits": "logits",
     "framework": "framework",
 }
-"""How people call the parts of a step and of the memory peak."""
+"""Display names of the parts of a step and of the memory peak."""
 PART_COLORS: Mapping[str, str] = {
     "compute": "#4c78a8",
     "tp_comm": "#f58518",
@@ -81,33 +81,34 @@ STATUS_COLORS: Mapping[str, str] = {
 }
 
 MEDIAN_STEP = "median step"
-"""heading of measured step times; slow steps lower tokens/s, which count all steps, but hardly
+"""heading of measured step times. Slow steps lower tokens/s, which count all steps, but hardly
 change the median"""
 SPEEDS = (
     "Tokens/s count all steps and are corrected to the machine's speed at the start of the study, as measured by the baseline. "
     "Disturbed final runs are excluded."
 )
-"""under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
+"""caption of tables of trials with a measured baseline (`autotune.results.config_figures`)"""
 AS_MEASURED = "Tokens/s count all steps and are as measured, because {why}; drift is not corrected, and no speedup is reported."
-"""the same where the baseline could not be measured, and why"""
+"""caption of tables of trials without a measured baseline; {why}: the reason"""
 MIN_CONFIG = 24
-"""columns that a config has at the least; three or four knobs to a line"""
+"""minimum width of a config's column, characters: three or four knobs per line"""
 RE_MEASURED = "~"
-"""before figures of a config that the finals measure again"""
+"""prefix of figures that final runs re-measure"""
 MAX_NOTE, MIN_NOTE = 48, 24
-"""columns of a note; with less room only its gist is shown"""
+"""largest and least width of a note, characters; in narrower terminals, a short form of the note is
+in the status column"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """Signs that the terminal can show."""
+    """The characters that the terminal can show."""
 
     unicode: bool = True
     """whether block and arrow characters can be written"""
 
     @classmethod
     def of(cls, stream: TextIO) -> Palette:
-        """The palette of a stream, by its encoding."""
+        """Return the palette for a stream's encoding."""
         encoding = getattr(stream, "encoding", None) or "ascii"
         try:
             "█▏×→…".encode(encoding)
@@ -117,60 +118,55 @@ class Palette:
 
     @property
     def times(self) -> str:
-        """The sign of a factor."""
+        """Multiplication sign."""
         return "×" if self.unicode else "x"
 
     @property
     def best(self) -> str:
-        """The mark of the best trial."""
+        """Mark of the best trial."""
         return "★" if self.unicode else "*"
 
 
-FULL = Palette()
-LEAST_SHARE = 0.005
-"""of a part that the legend of a bar names"""
+UNICODE_PALETTE = Palette()
+MIN_LEGEND_SHARE = 0.005
+"""smallest share of a bar that its legend lists"""
 
 
 def time_bar(
     parts: TimeParts | MemoryParts | Mapping[str, float],
     *,
     width: int = 40,
-    palette: Palette = FULL,
+    palette: Palette = UNICODE_PALETTE,
 ) -> str:
-    """A stacked bar of `width` characters with its legend: one letter (or block, in rich markup)
-    per part, in proportion.
+    """Return a stacked bar of `width` characters, in which each part's length is proportional to
+    its value.
 
-    With a plain palette a part is drawn by the first letter of its name and the text holds no
-    markup.
+    With Unicode, parts are blocks in rich markup; otherwise each part is drawn with its letter,
+    without markup.
     """
-    values = _positive(parts)
+    values = _positive_parts(parts)
     total = sum(values.values())
     if not total:
         return " " * width
-    cells = _shares(values, width)
+    cells = _cells_by_part(values, width)
     if palette.unicode:
-        bar = "".join(
+        return "".join(
             f"[{PART_COLORS.get(name, 'white')}]{'█' * cells[name]}[/]"
             for name in values
             if cells[name]
         )
-    else:
-        bar = "".join(_letter(name) * cells[name] for name in values)
-    return bar
+    return "".join(_letter(name) * cells[name] for name in values)
 
 
 def time_legend(
-    parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = FULL
+    parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = UNICODE_PALETTE
 ) -> str:
-    """`compute 71%  bubble 12%  dp comm 9%`: the parts of at least `LEAST_SHARE`, largest first."""
-    values = _positive(parts)
+    """Return a bar's legend, such as `compute 71%  bubble 12%  dp comm 9%`: the parts of at least
+    `MIN_LEGEND_SHARE`, largest first."""
+    values = _positive_parts(parts)
     total = sum(values.values())
-    shown = (
-        sorted(
-            ((v / total, n) for n, v in values.items() if v >= LEAST_SHARE * total), reverse=True
-        )
-        if total
-        else []
+    shown = sorted(
+        ((v / total, n) for n, v in values.items() if v >= MIN_LEGEND_SHARE * total), reverse=True
     )
     words = []
     for share, name in shown:
@@ -182,25 +178,25 @@ def time_legend(
 
 
 def speeds_line(trials: Iterable[Trial], unmeasured: Trial | None = None) -> str:
-    """What the speeds in a table of these trials are. `unmeasured`: the baseline, where it could
-    not be measured."""
+    """Return the explanation of the speeds in a table of these trials. `unmeasured`: the baseline,
+    if it could not be measured."""
     is_measured = any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials)
     return SPEEDS if is_measured else AS_MEASURED.format(why=why_unmeasured(unmeasured))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRuns:
-    """All runs of a config in a study; each reference and each proxy is by itself."""
+    """All runs of one config in a study. Each reference and each proxy is a row of its own."""
 
     trial: Trial
-    """the first one that is no final: in `Result.shown` it has the figure of all runs. A later
-    failure counts"""
+    """the config's first run that is not a final run, which in `Result.shown` has the figures of
+    all runs; with the failure of a later run, if any"""
     runs: tuple[Trial, ...]
-    """by number, the finals last"""
+    """ordered by number, with final runs last"""
 
     @property
     def spent_s(self) -> float:
-        """Seconds that they took."""
+        """Total duration of the runs, seconds."""
         return sum(
             (t.ended_at - t.started_at).total_seconds()
             for t in self.runs
@@ -209,11 +205,11 @@ class ConfigRuns:
 
 
 def by_config(trials: Iterable[Trial]) -> list[ConfigRuns]:
-    """One row for each config, by the number of its trial."""
+    """Return one row per config, ordered by the number of its trial."""
     groups: dict[object, list[Trial]] = {}
     for trial in sorted(trials, key=lambda t: (t.purpose is TrialPurpose.FINAL, t.number)):
-        alone = trial.purpose in (TrialPurpose.REFERENCE, TrialPurpose.PROXY)
-        groups.setdefault((trial.config, trial.number if alone else None), []).append(trial)
+        is_separate = trial.purpose in (TrialPurpose.REFERENCE, TrialPurpose.PROXY)
+        groups.setdefault((trial.config, trial.number if is_separate else None), []).append(trial)
     rows = []
     for group in groups.values():
         shown = next((t for t in group if t.is_measured), group[0])
@@ -223,25 +219,25 @@ def by_config(trials: Iterable[Trial]) -> list[ConfigRuns]:
     return sorted(rows, key=lambda row: row.trial.number)
 
 
-def configs_of_study_table(
+def study_configs_table(
     rows: Sequence[ConfigRuns],
     *,
     best: ParallelConfig | None = None,
     unmeasured: Trial | None = None,
-    palette: Palette = FULL,
+    palette: Palette = UNICODE_PALETTE,
     steps: Mapping[int, int] | None = None,
 ) -> FittedTable:
-    """One row per config: its runs (n), status, predicted and measured tokens/s, step, memory,
-    stability, time spent, and why it ended early.
+    """Return a table with one row per config: number of runs (n), status, predicted and measured
+    tokens/s, step, memory, stability, time spent, and why it ended early.
 
-    A narrow terminal has one column for status and note, sets columns closer, and leaves out
-    predictions, then steps. Only then configs are shortened, and memory, time spent and stability
-    left out.
+    A narrow terminal merges status and note into one column, reduces spacing, and omits first
+    predictions and then steps. Only then are configs shortened, and memory, time spent and
+    stability omitted.
 
-    `unmeasured`: the baseline, where it could not be measured. `steps`: the study runs, and these
-    of its trials have taken so many steps. Then rows have one line and nothing is written under the
-    table, because the view counts lines. Figures are those of each config's first run, as measured,
-    so that no later run moves them. Finals have `RE_MEASURED` before theirs.
+    `unmeasured`: the baseline, if it could not be measured. `steps`: for the live view of a running
+    study, the number of steps so far by trial number. Rows then have one line and the table has no
+    caption, because the view counts lines. Figures are those of each config's first run as
+    measured, so that later runs do not change them; `RE_MEASURED` marks configs with final runs.
     """
     is_live = steps is not None
     shown = [row.trial for row in rows]
@@ -250,7 +246,7 @@ def configs_of_study_table(
         empty=lambda: plain_table(palette),
         columns=(
             Column(key="#", right=True),
-            Column(key="config", least=MIN_CONFIG, cut=is_live),
+            Column(key="config", min_width=MIN_CONFIG, cut=is_live),
             Column(key="n", right=True),
             Column(key="status"),
             Column(key="ended", heading="status"),
@@ -258,9 +254,9 @@ def configs_of_study_table(
             Column(key="speed", heading="first run" if is_live else "tokens/s", right=True),
             Column(key="step", heading=MEDIAN_STEP, right=True),
             *(Column(key=n, right=True) for n in ("memory", "stable", "spent")),
-            Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
+            Column(key="note", max_width=MAX_NOTE, min_width=MIN_NOTE),
         ),
-        stages=_STAGES,
+        layouts=_LAYOUTS,
         ellipsis=palette.unicode,
         caption=None
         if is_live
@@ -268,19 +264,19 @@ def configs_of_study_table(
             (speeds_line(shown, unmeasured), *(safe(line, palette) for line in notes.shared))
         ),
     )
-    chosen = next((row.trial for row in rows if _wins(row.trial, best)), None)
+    chosen = next((row.trial for row in rows if _is_best(row.trial, best)), None)
     for row in rows:
-        trial, wins = row.trial, _wins(row.trial, best)
+        trial, wins = row.trial, _is_best(row.trial, best)
         note = notes.cells.get(trial.number, "")
         running = [t for t in row.runs if not t.status.is_terminal]
-        status = _status_now(running[0], steps) if running and is_live else _status(trial.status)
+        status = _live_status(running[0], steps) if running and is_live else _status(trial.status)
         is_final = is_live and any(t.purpose is TrialPurpose.FINAL for t in row.runs)
         table.add_row(
             f"{trial.number}{palette.best if wins else ''}",
-            config_label(trial.config) + (f" ({trial.purpose})" if _is_named(trial) else ""),
+            config_label(trial.config) + (f" ({trial.purpose})" if _shows_purpose(trial) else ""),
             str(len(row.runs)),
             status,
-            status if running and is_live else gist_of(trial) or status,
+            status if running and is_live else short_note(trial) or status,
             *_marked(measured_cells(trial), RE_MEASURED if is_final else ""),
             f"{trial.reward.stability:.2f}" if trial.reward else UNKNOWN,
             format_span(row.spent_s or None),
@@ -290,13 +286,13 @@ def configs_of_study_table(
     return table
 
 
-_STAGES = (
-    Shortening(without=frozenset({"ended"}), shorten=("note",)),
+_LAYOUTS = (
+    TableLayout(hidden=frozenset({"ended"}), shorten=("note",)),
     *(
-        Shortening(
-            without=frozenset({"status", "note", *without}), shorten=shorten, close=bool(without)
+        TableLayout(
+            hidden=frozenset({"status", "note", *hidden}), shorten=shorten, compact=bool(hidden)
         )
-        for without, shorten in (
+        for hidden, shorten in (
             ((), ()),
             (("predicted",), ()),
             (("predicted", "step"), ("config",)),
@@ -308,23 +304,23 @@ _STAGES = (
 )
 
 
-def _wins(trial: Trial, best: ParallelConfig | None) -> bool:
+def _is_best(trial: Trial, best: ParallelConfig | None) -> bool:
     return trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
 
 
-def _is_named(trial: Trial) -> bool:
-    """Whether its row says what it was run for."""
+def _shows_purpose(trial: Trial) -> bool:
+    """Return whether the trial's row states its purpose."""
     return trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
 
 
 def _marked(cells: Sequence[str], mark: str) -> list[str]:
-    """`measured_cells`, those of speed with a mark before them."""
+    """Return `measured_cells` with a mark before the speed and the step time."""
     predicted, speed, step, memory = cells
     return [predicted, mark + speed, mark + step, memory]
 
 
 def measured_cells(trial: Trial) -> list[str]:
-    """Predicted and measured tokens per second, median step time and peak memory."""
+    """Return a trial's predicted and measured tokens/s, median step time and peak memory."""
     m, memory = trial.measured, trial.peak_memory_bytes
     return [
         count_cell(float(trial.estimate.tokens_per_s)) if trial.estimate else UNKNOWN,
@@ -335,9 +331,8 @@ def measured_cells(trial: Trial) -> list[str]:
 
 
 def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) -> str:
-    """The note on a trial that did not run to its end. For a completed trial: why it is not the best
-    although it has the higher figure (the first part of its reason), and what limits its
-    figures."""
+    """Return the note on a trial that ended early. For a completed trial, return why it is not the
+    best despite its higher speed (the first part of its reason), and what limits its figures."""
     if trial.status is not TrialStatus.COMPLETED:
         return brief_note(trial, most=MAX_NOTE) if is_brief else note
     is_above = (
@@ -346,35 +341,35 @@ def _row_note(trial: Trial, note: str, best: Trial | None, *, is_brief: bool) ->
         and best.measured
         and trial.measured.tokens_per_s > best.measured.tokens_per_s
     )
-    above = trial.reason.partition("; ")[0] if is_above else ""
-    limits = gists(trial.measurement.remarks) if trial.measurement else []
-    told = list(filter(None, (above, *limits)))
-    return "; ".join(told[:1] if is_brief else told)
+    why_not_best = trial.reason.partition("; ")[0] if is_above else ""
+    limits = observations(trial.measurement.remarks) if trial.measurement else []
+    remarks = list(filter(None, (why_not_best, *limits)))
+    return "; ".join(remarks[:1] if is_brief else remarks)
 
 
-def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> FittedTable:
-    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the
-    rows themselves; last its baseline, if it has one.
+def plan_table(plan: Any, *, palette: Palette = UNICODE_PALETTE) -> FittedTable:
+    """Return a table of ranked predictions, followed by the baseline if there is one. `plan`: a
+    plan, whose `rows` have `rank`, `config` and `estimate`, or the rows themselves.
 
-    A narrow terminal shows no parts, then no step times; then configs are wrapped between their
-    words. Gain, memory, risk and MFU stay.
+    A narrow terminal omits first the parts and then the step times, and then wraps configs between
+    knobs. Gain, memory, risk and MFU always stay.
     """
     from rich.text import Text
 
     rows = getattr(plan, "rows", plan)
     baseline = getattr(plan, "baseline", None)
-    shown = list(rows)[:top]
-    base = (
+    shown = list(rows)
+    baseline_tokens_per_s = (
         None
         if baseline is None or float(baseline.estimate.oom_probability) > 0.5
         else baseline.estimate.tokens_per_s
     )
-    without = frozenset() if base else frozenset({"gain"})
+    hidden = frozenset() if baseline_tokens_per_s else frozenset({"gain"})
     caption = Text()
     if shown:
         parts = time_legend(_shown_parts(shown[0].estimate), palette=palette)
         caption = Text.from_markup(f"step time of config {shown[0].rank}: {parts}")
-    if baseline is not None and base is None:
+    if baseline is not None and baseline_tokens_per_s is None:
         risk = float(baseline.estimate.oom_probability)
         caption.append(
             f"\nno gain is shown, because the baseline is not expected to fit (OOM risk {risk:.0%})"
@@ -384,18 +379,18 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
         empty=lambda: plain_table(palette),
         columns=(
             Column(key="rank", right=True),
-            Column(key="config", least=MIN_CONFIG, cut=False),
+            Column(key="config", min_width=MIN_CONFIG, cut=False),
             *(
                 Column(key=name, right=True)
                 for name in ("tokens/s", "gain", "step", "MFU", "memory", "OOM risk")
             ),
             Column(key="step by parts"),
         ),
-        stages=(
-            Shortening(without=without),
-            Shortening(without=without | {"step by parts"}),
-            Shortening(without=without | {"step by parts", "step"}),
-            Shortening(without=without | {"step by parts", "step"}, shorten=("config",)),
+        layouts=(
+            TableLayout(hidden=hidden),
+            TableLayout(hidden=hidden | {"step by parts"}),
+            TableLayout(hidden=hidden | {"step by parts", "step"}),
+            TableLayout(hidden=hidden | {"step by parts", "step"}, shorten=("config",)),
         ),
         ellipsis=palette.unicode,
         caption=caption if shown else None,
@@ -406,7 +401,9 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             str(row.rank) if row is not baseline else "",
             config_label(row.config) + (" (baseline)" if row is baseline else ""),
             count_cell(float(estimate.tokens_per_s)),
-            f"{float(estimate.tokens_per_s / base):.2f}x" if base else UNKNOWN,
+            f"{float(estimate.tokens_per_s / baseline_tokens_per_s):.2f}x"
+            if baseline_tokens_per_s
+            else UNKNOWN,
             duration_cell(float(estimate.step_time_s)),
             format_mfu(float(estimate.mfu)),
             bytes_cell(float(estimate.peak_memory_bytes)),
@@ -417,13 +414,14 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
 
 
 def _shown_parts(estimate: Any) -> Any:
-    """What a bar shows of a step: its phases where it has some, else its causes."""
+    """Return the parts that a step's bar shows: its phases if there are any, otherwise its
+    causes."""
     return estimate.phases_s or estimate.time_parts_s
 
 
 def plain_table(palette: Palette, title: str = "") -> Table:
-    """An empty table in the manner of all of them; ASCII borders with a plain palette, tabs in a
-    file or a pipe."""
+    """Return an empty table in the common style: ASCII borders without Unicode, and tabs in a file
+    or a pipe."""
     from rich import box  # rich takes a while to import, and most commands print no table
 
     from autotune.report.table_layout import TabTable
@@ -438,8 +436,8 @@ def plain_table(palette: Palette, title: str = "") -> Table:
     )
 
 
-def _status_now(trial: Trial, steps: Mapping[int, int] | None) -> Text:
-    """The status of a run that has not ended, with the steps that it has taken."""
+def _live_status(trial: Trial, steps: Mapping[int, int] | None) -> Text:
+    """Return the status of an unfinished run, with its number of steps so far."""
     status = _status(trial.status)
     if steps and trial.number in steps:
         status.plain = f"step {steps[trial.number]}"
@@ -452,19 +450,21 @@ def _status(status: TrialStatus) -> Text:
     return Text(status.lower(), style=STATUS_COLORS[status])
 
 
-def safe(text: str, palette: Palette = FULL) -> str:
-    """Foreign text for a terminal: no control characters, and ASCII with a plain palette."""
+def safe(text: str, palette: Palette = UNICODE_PALETTE) -> str:
+    """Return foreign text for a terminal: without control characters, and in ASCII if the palette
+    lacks Unicode."""
     shown = "".join(c if c.isprintable() else " " for c in text)
     return shown if palette.unicode else shown.encode("ascii", "replace").decode()
 
 
-def _positive(parts: TimeParts | MemoryParts | Mapping[str, float]) -> dict[str, float]:
+def _positive_parts(parts: TimeParts | MemoryParts | Mapping[str, float]) -> dict[str, float]:
     values = parts if isinstance(parts, Mapping) else parts.to_dict()
     return {n: float(v) for n, v in values.items() if math.isfinite(float(v)) and float(v) > 0}
 
 
-def _shares(values: Mapping[str, float], width: int) -> dict[str, int]:
-    """Whole cells in proportion that add up to `width` (largest remainder)."""
+def _cells_by_part(values: Mapping[str, float], width: int) -> dict[str, int]:
+    """Return whole cells per part in proportion to the values. They add up to `width` (largest
+    remainder method)."""
     total = sum(values.values())
     exact = {name: width * value / total for name, value in values.items()}
     cells = {name: int(value) for name, value in exact.items()}
@@ -485,8 +485,8 @@ _LETTERS = {
     "refit": "S",
     "reward": "J",
 }
-"""of parts whose first letter another part has: of a step, and of the phases of post-training (the
-weights are sent, the responses judged)"""
+"""letters of parts whose first letter is taken, for steps and for the phases of post-training (S:
+sending weights, J: judging responses)"""
 
 
 def _letter(name: str) -> str:

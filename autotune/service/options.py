@@ -15,8 +15,9 @@ from autotune.spec.checks import MAX_PORT, one_of, positive, positive_int
 
 PORT = 8600
 WAYS = ("process", "ray")
+"""ways to run a study: as a child process, or as a Ray job"""
 LOOPBACK = "loopback"
-"""the name of a caller on this machine without a token"""
+"""name of a caller on this machine without a token"""
 
 RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
     "simulated": frozenset(
@@ -34,8 +35,8 @@ RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
     "local": frozenset({"max_ranks", "device"}),
     "ray": frozenset({"cpus_per_rank", "gpus_per_rank"}),
 }
-"""Runners that a submitted spec may name, each with the options that it may set. Options that name
-addresses or modules are left out on purpose."""
+"""runners that submitted specs may use, with the options that they may set; options with addresses
+or modules are excluded"""
 
 TRAINERS = frozenset(
     {
@@ -50,12 +51,12 @@ TRAINERS = frozenset(
         "megatron_bridge",
     }
 )
-"""Trainers that a submitted spec may name: all but `command`, which runs any program."""
+"""trainers that submitted specs may use: all except `command`, which runs any program"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A token bucket: `burst` requests at once, `per_s` more each second."""
+    """A token bucket: `burst` requests at once, plus `per_s` per second."""
 
     per_s: float
     burst: int
@@ -68,50 +69,49 @@ class ServiceOptions:
     host: str = "127.0.0.1"
     """address to listen on"""
     port: int = PORT
-    """port to listen on; 0 for any free one"""
+    """port to listen on; 0 for any free port"""
     allowed_hosts: frozenset[str] = frozenset()
-    """further names of the service that requests may carry in the Host header, without port"""
+    """additional names of the service in the Host header, without port"""
     public_url: str = ""
-    """URL of the web page, for the metadata of Ray jobs; empty for the address listened on"""
+    """URL of the web page, for the metadata of Ray jobs; default: the address of the socket"""
     require_token: bool = False
-    """whether callers on loopback need a token too; `asks_everybody` says what else has that
+    """whether callers on loopback need a token too; see `token_reason` for other options with that
     effect"""
     max_studies: int = 4
-    """most studies that run at once on this host"""
+    """maximum number of studies that run at once on this host"""
     way: str = "process"
-    """how a study is run: process (a child of this service) or ray (a Ray job)"""
+    """how a study runs: process (a child of this service) or ray (a Ray job)"""
     ray_address: str = ""
     """dashboard of the Ray cluster to join (http://HOST:8265); if empty, a cluster is started on
     loopback"""
     runners: Mapping[str, frozenset[str]] = field(default_factory=lambda: RUNNER_OPTIONS)
-    """runners that specs may name, with the options that they may set"""
+    """runners that specs may use, with the options that they may set"""
     trainers: frozenset[str] = TRAINERS
-    """trainers that specs may name"""
+    """trainers that specs may use"""
     data_roots: tuple[Path, ...] = ()
-    """folders whose files a spec may name as `data`; empty for none"""
+    """folders with files that specs may use as `data`"""
     program_roots: tuple[Path, ...] = ()
-    """folders whose programs callers with the scope run may have started as a trainer's; empty for
-    none"""
+    """folders with programs that callers with the scope run may use as a trainer's program"""
     program_user: str = ""
-    """user as whom trainers' programs run; empty for the user of the service, or of Ray's nodes"""
+    """user that runs trainers' programs; default: the service's user, or the user of Ray's nodes"""
     program_environment: tuple[str, ...] = ()
-    """further variables of the environment that these programs see"""
+    """additional environment variables for these programs"""
     max_body_bytes: int = 1 << 18
-    """size of the largest request body"""
+    """largest request body, bytes"""
     body_timeout_s: float = 20.0
-    """time in which a request must be complete"""
+    """time within which a request must be complete, seconds"""
     max_queued: int = 10_000
-    """most studies that wait in the queue"""
+    """maximum number of studies that wait in the queue"""
     max_queued_per_owner: int = 1000
-    """most of them for one owner"""
+    """maximum number of waiting studies of one owner"""
     max_streams: int = 200
-    """most event streams that are open at once"""
+    """maximum number of event streams open at once"""
     max_streams_per_caller: int = 48
-    """most of them for one caller"""
-    streams_kept_for_owners: int = 64
-    """places among them that only owners of the followed study, and admins, get"""
+    """maximum number of open event streams of one caller"""
+    streams_reserved_for_owners: int = 64
+    """event streams reserved for the followed study's owner and admins"""
     max_connections: int = 2000
-    """most connections that are open at once"""
+    """maximum number of connections open at once"""
     rate: Rate = Rate(per_s=500.0, burst=2000)
     """rate limit of reads, per caller"""
     write_rate: Rate = Rate(per_s=50.0, burst=1500)
@@ -119,11 +119,11 @@ class ServiceOptions:
     refusal_rate: Rate = Rate(per_s=1.0, burst=20)
     """rate limit of wrong tokens, per address"""
     lease_s: float = 10.0
-    """time after which a controller's lease runs out unless it is renewed"""
+    """time after which a controller's lease expires unless renewed, seconds"""
     poll_s: float = 0.5
-    """time between two rounds of the supervisor"""
+    """time between two rounds of the supervisor, seconds"""
     grace_s: float = 30.0
-    """time for running studies to shut down when the service ends"""
+    """time for running studies to shut down when the service ends, seconds"""
 
     def __post_init__(self) -> None:
         one_of("way", self.way, WAYS)
@@ -135,7 +135,8 @@ class ServiceOptions:
 
     @property
     def study_environment(self) -> dict[str, str]:
-        """Variables for the processes of studies: how they start the programs of trainers."""
+        """Environment variables for the processes of studies, which control how they start
+        programs."""
         return {
             PROGRAM_USER: self.program_user,
             PROGRAM_ENVIRONMENT: ",".join(self.program_environment),
@@ -143,20 +144,20 @@ class ServiceOptions:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the service."""
         return is_loopback(self.host)
 
     @property
-    def asks_everybody(self) -> str:
-        """The option for which every caller needs a token; empty when callers of this machine need
+    def token_reason(self) -> str:
+        """The option that makes every caller need a token; empty if callers on this machine need
         none.
 
-        A service that was told of an outside may stand behind a proxy, whose requests come from
-        loopback whoever sent them; and one that starts programs gives a stranger more than studies.
+        A service configured for outside callers may be behind a proxy, whose requests all come from
+        loopback. A service that starts programs gives callers more than studies.
         """
         outside = next((name for name in sorted(self.allowed_hosts) if not is_loopback(name)), "")
         host = ""
-        with suppress(ValueError):  # no URL, and so no address of this machine either
+        with suppress(ValueError):  # not a URL, so not an address of this machine
             host = urlsplit(self.public_url).hostname or ""
         reasons = {
             "--require-token": self.require_token,
@@ -170,7 +171,7 @@ class ServiceOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is a loopback address. Of names, only `localhost` counts."""
+    """Return whether `host` is a loopback address. The only name that counts is `localhost`."""
     name = host.strip("[]").lower()
     if name.removesuffix(".") == "localhost":
         return True

@@ -29,7 +29,7 @@ from autotune.service.http.app import create_app
 from autotune.service.metrics.scrape_targets import ScrapeTargets
 from autotune.service.options import ServiceOptions
 from autotune.service.supervise.launcher import Launcher, ProcessLauncher
-from autotune.service.supervise.presence import announced
+from autotune.service.supervise.presence import announce_service
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store
@@ -39,8 +39,10 @@ from autotune.trainers import trainer, trainer_names
 log = logging.getLogger("autotune.service")
 
 HEAD_TIMEOUT_S = 10.0
-"""time in which the head of a request must arrive; otherwise the connection is closed"""
+"""time within which the head of a request must arrive, seconds; otherwise the connection is
+closed"""
 MAX_HEAD_BYTES = 16 << 10
+"""largest head of a request, bytes"""
 
 
 def serve(
@@ -49,15 +51,15 @@ def serve(
     store_url: str | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serves until SIGTERM or Ctrl-C. `on_ready` is called with the URL once connections are
+    """Serve until SIGTERM or Ctrl-C. `on_ready` is called with the URL once connections are
     accepted.
 
-    Raises `SpecError` when other machines could reach the service but no token exists,
-    `ServiceError` when the port is taken, and `StoreError`.
+    Raises `SpecError` if other machines can reach the service but no token exists, `ServiceError`
+    if the port is taken, and `StoreError`.
     """
     address = store_url or settings().store
-    with contextlib.ExitStack() as at_the_end:
-        store = at_the_end.enter_context(contextlib.closing(open_store(address)))
+    with contextlib.ExitStack() as exit_stack:
+        store = exit_stack.enter_context(contextlib.closing(open_store(address)))
         logging.basicConfig(
             stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
         )
@@ -65,8 +67,8 @@ def serve(
         logging.getLogger("httpx").setLevel(logging.WARNING)
         _check_programs(options)
         _check_tokens_exist(store.tokens, options, find_location(address))
-        _warn_of_readers(address)
-        listener = at_the_end.enter_context(_listen(options))
+        _warn_if_readable(address)
+        listener = exit_stack.enter_context(_listen(options))
         url = _url(options, listener)
         launcher = _launcher(options, address, url)
         supervisor = Supervisor(
@@ -77,19 +79,18 @@ def serve(
             poll_s=options.poll_s,
             grace_s=options.grace_s,
         )
-        at_the_end.callback(supervisor.close)
-        at_the_end.enter_context(announced(address))
-        at_the_end.enter_context(ScrapeTargets(url, launcher.scrape_targets))
+        exit_stack.callback(supervisor.close)
+        exit_stack.enter_context(announce_service(address))
+        exit_stack.enter_context(ScrapeTargets(url, launcher.scrape_targets))
         app = create_app(store, options, supervisor=supervisor)
         _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
 
 
-def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
-    """Uvicorn's configuration, with limits on the number, size and duration of whatever a stranger
-    can send."""
+def uvicorn_config(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
+    """Return uvicorn's configuration, with limits on the number, size and duration of requests."""
     return uvicorn.Config(
         app,
-        http=PatientH11,
+        http=HeadTimeoutH11,
         ws="none",
         log_config=None,
         access_log=False,
@@ -103,18 +104,18 @@ def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, except that a signal only ends the server (it is not raised again afterwards), and
-    that `on_ready` is called."""
+    """Uvicorn with two changes: a signal only ends the server (it is not raised again afterwards),
+    and `on_ready` is called."""
 
     def __init__(self, app: FastAPI, options: ServiceOptions, on_ready: Callable[[], None]) -> None:
-        super().__init__(config_of(app, options))
+        super().__init__(uvicorn_config(app, options))
         self._app, self._on_ready = app, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_ready()
-            _import_ahead()  # whoever comes meanwhile would wait for it too
+            _preload()  # otherwise the first requests would wait for these imports
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -133,20 +134,20 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _import_ahead() -> None:
-    """Imports what pages import when they are first asked for: a quarter of a second."""
+def _preload() -> None:
+    """Import what pages need at their first request, which takes a quarter of a second."""
     for module in ("autotune.api", "scipy.special"):
         import_module(module)
     for name in trainer_names():
-        # another package's that cannot be loaded is refused where it is used
+        # a broken trainer of another package is rejected when it is used
         with contextlib.suppress(AutotuneError):
             trainer(name)
-    gc.freeze()  # collections look at what requests made: beside all that was imported, the trials of a large study took 0.2 s more
+    gc.freeze()  # exclude imported objects from garbage collection, which took 0.2 s more for a large study
 
 
-class PatientH11(H11Protocol):
-    """Closes connections whose request head does not arrive in time, so that slow clients hold no
-    connections."""
+class HeadTimeoutH11(H11Protocol):
+    """Closes connections whose request head does not arrive in time, so that slow clients do not
+    occupy connections."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -154,8 +155,7 @@ class PatientH11(H11Protocol):
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            # asyncio sets this only for sockets with an explicit protocol; without it a body waits
-            # 40 ms behind its head
+            # asyncio sets this only for sockets with an explicit protocol; without it, a body arrives 40 ms after its head
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch_head()
 
@@ -172,10 +172,10 @@ class PatientH11(H11Protocol):
         self._cancel_deadline()
 
     def _watch_head(self) -> None:
-        waiting = self.conn.their_state is h11.IDLE
-        if waiting and self._deadline is None:
+        is_waiting = self.conn.their_state is h11.IDLE
+        if is_waiting and self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
-        elif not waiting:
+        elif not is_waiting:
             self._cancel_deadline()
 
     def _cancel_deadline(self) -> None:
@@ -185,20 +185,20 @@ class PatientH11(H11Protocol):
 
 
 def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: StoreLocation) -> None:
-    if not (asking := options.asks_everybody):
+    if not (reason := options.token_reason):
         return
     now = datetime.now(UTC)
     if not any(token.is_valid_at(now) for token in tokens.list()):
         raise SpecError(
-            f"a service with {asking} needs a token from every caller, but the store {store} has no valid token",
-            remedy=f"create a token in this store (autotune token create --owner NAME --scope admin), use the store that has your tokens (--store or AUTOTUNE_STORE), or serve without {asking}",
-            field=asking.split()[0],
+            f"a service with {reason} needs a token from every caller, but the store {store} has no valid token",
+            remedy=f"create a token in this store (autotune token create --owner NAME --scope admin), use the store that has your tokens (--store or AUTOTUNE_STORE), or serve without {reason}",
+            field=reason.split()[0],
         )
 
 
 def _check_programs(options: ServiceOptions) -> None:
-    """Raises `SpecError` for a program folder that does not exist, and for a user as whom this
-    process can start nothing."""
+    """Raise `SpecError` if a program folder does not exist, or if this process cannot start
+    programs as the given user."""
     for root in options.program_roots:
         if not root.is_dir():
             raise SpecError(
@@ -210,14 +210,14 @@ def _check_programs(options: ServiceOptions) -> None:
         import pwd
 
         try:
-            wanted = pwd.getpwnam(options.program_user).pw_uid
+            uid = pwd.getpwnam(options.program_user).pw_uid
         except KeyError:
             raise SpecError(
                 f"this machine has no user {options.program_user!r}",
                 remedy="create the user first, without a login: `useradd --system NAME`",
                 field="--program-user",
             ) from None
-        if os.geteuid() not in (0, wanted):
+        if os.geteuid() not in (0, uid):
             raise SpecError(
                 f"only root can start programs as the user {options.program_user!r}, but the service runs as user {os.geteuid()}",
                 remedy="run the service as root, or omit --program-user",
@@ -229,9 +229,9 @@ def _check_programs(options: ServiceOptions) -> None:
         )
 
 
-def _warn_of_readers(store: str) -> None:
-    """Says when other users of this machine can read an SQLite database, as those that older
-    releases made."""
+def _warn_if_readable(store: str) -> None:
+    """Warn if other users of this machine can read an SQLite database, such as those of older
+    releases."""
     path = find_location(store).path
     if path is not None and path.exists() and path.stat().st_mode & 0o077:
         log.warning(
@@ -264,16 +264,16 @@ def _url(options: ServiceOptions, listener: socket.socket) -> str:
 def _launcher(options: ServiceOptions, store_url: str, url: str) -> Launcher:
     if options.way == "ray":
         from autotune.service.supervise.ray_jobs import RayLauncher, check_address
-        from autotune.service.supervise.ray_retry import RetriedRay
+        from autotune.service.supervise.ray_retry import RetryingRayLauncher
 
         if options.ray_address:
             check_address(options.ray_address)
         else:
             require_extra("ray", "the service's own Ray cluster")
         page = options.public_url or url
-        return RetriedRay(
-            lambda given_up: RayLauncher.open(
-                options, store_url=store_url, url=page, given_up=given_up
+        return RetryingRayLauncher(
+            lambda should_give_up: RayLauncher.open(
+                options, store_url=store_url, url=page, should_give_up=should_give_up
             )
         )
     return ProcessLauncher(

@@ -29,7 +29,7 @@ MOVED = """new Promise((done) => {
 def test_the_parts_of_a_large_study_come_and_are_replaced(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_page, "MOST_WAITED_FOR", 12)
+    monkeypatch.setattr(study_page, "MAX_IMMEDIATE_TRIALS", 12)
     with Service(tmp_path) as service, visit(browser, service.url) as seen:
         page, store = seen.page, service.store
         lease = running_study(store)

@@ -36,11 +36,11 @@ import pytest
     ],
 )
 def test_a_wrong_spec(refusal, write, changes, code, words):
-    said = refusal("tune", write(**changes), code=code)
-    assert said.startswith("error: ") or "\nerror: " in said
-    assert "Traceback" not in said
+    output = refusal("tune", write(**changes), code=code)
+    assert output.startswith("error: ") or "\nerror: " in output
+    assert "Traceback" not in output
     for word in words:
-        assert word in said
+        assert word in output
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_wrong_spec(refusal, write, changes, code, words):
     ],
 )
 def test_a_wrong_command_line(refusal, line):
-    said = refusal(*line.split())
-    assert "error: " in said
-    assert "Traceback" not in said
-    assert "secret" not in said
+    output = refusal(*line.split())
+    assert "error: " in output
+    assert "Traceback" not in output
+    assert "secret" not in output
 
 
 def test_errors_as_one_json_document(run):
@@ -71,7 +71,7 @@ def test_errors_as_one_json_document(run):
     assert set(done.document["error"]) == {"kind", "message", "field", "remedy"}
 
 
-def test_a_spec_that_is_no_yaml(refusal, tmp_path):
+def test_a_spec_that_is_not_yaml(refusal, tmp_path):
     (tmp_path / "bad.yaml").write_text("a: [1, 2")
     assert "bad.yaml" in refusal("plan", "bad.yaml")
 
@@ -91,7 +91,7 @@ def test_nan_never_reaches_json():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("line", ["models", "models --json", "--version"])
-def test_a_reader_that_has_gone_is_no_failure(line: str) -> None:
+def test_a_closed_pipe_is_not_a_failure(line: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # as `autotune list | head` has once it has read enough
     command = [sys.executable, "-c", "from autotune.cli import main; main()", *line.split()]
@@ -109,29 +109,29 @@ def test_names_are_shown_as_they_are(run):
 
 
 @pytest.mark.parametrize("command", [("list",), ("revoke", "abc"), ("audit",)])
-def test_commands_that_read_tokens_make_no_store(refusal, tmp_path, command):
+def test_commands_that_read_tokens_create_no_store(refusal, tmp_path, command):
     assert "there is no store at" in refusal("token", *command)
     assert not (tmp_path / "results.db").exists()
 
 
 @pytest.mark.parametrize("command", ["tune", "check"])
-def test_a_probe_that_is_switched_off_is_said_once(run, write, monkeypatch, command):
+def test_a_disabled_probe_is_reported_once(run, write, monkeypatch, command):
     monkeypatch.setenv("AUTOTUNE_PROBE", "off")
     program = {"kind": "command", "argv": ["true", "{micro_batch_size}"]}
-    said = run(command, write(trainer=program)).err
-    assert said.count("AUTOTUNE_PROBE=off") == 1
-    assert "the program is not observed" in said
+    output = run(command, write(trainer=program)).err
+    assert output.count("AUTOTUNE_PROBE=off") == 1
+    assert "the program is not observed" in output
 
 
 @pytest.mark.parametrize(
     "line", ["init trainn.sh", "review trainn.sh", "review train.sh --log trainn.sh"]
 )
-def test_a_file_that_is_not_there_is_answered_with_one_of_a_like_name(refusal, tmp_path, line):
+def test_a_missing_file_is_reported_with_a_similar_name(refusal, tmp_path, line):
     (tmp_path / "train.sh").write_text("torchrun --nproc_per_node=8 train.py --batch_size 4\n")
     assert "did you mean train.sh?" in refusal(*line.split())
 
 
-def test_a_status_is_asked_for_as_it_is_shown(run, refusal):
-    said = refusal("list", "--status", "complete")
-    assert "completed, failed, cancelled, but is 'complete'; did you mean completed?" in said
+def test_a_status_filter_accepts_the_printed_form(run, refusal):
+    output = refusal("list", "--status", "complete")
+    assert "completed, failed, cancelled, but is 'complete'; did you mean completed?" in output
     assert run("list", "--status", "COMPLETED").code == 0

@@ -26,12 +26,12 @@ def write_program(tmp_path):
     return write
 
 
-def test_a_program_that_is_understood_is_ready(run, output_of, write_program, tmp_path):
+def test_a_program_with_a_readable_log_is_ready(run, output_of, write_program, tmp_path):
     template = {"train.json": {"batch": "{micro_batch_size}"}}
     path = write_program(trainer={"files": template, "env": {"CONFIG": "{files}/train.json"}})
-    said = output_of("check", path)
+    output = output_of("check", path)
     command = f"{sys.executable} {tmp_path}/train.py --steps=32 --batch=1 --accum=4"
-    assert f"command   {command}" in said.splitlines()
+    assert f"command   {command}" in output.splitlines()
     for line in (
         "space     2 valid configs",
         "config    tp1 pp1 dp1 mb1 acc4 fp32 (the baseline)",
@@ -42,15 +42,15 @@ def test_a_program_that_is_understood_is_ready(run, output_of, write_program, tm
         f"{'-':34} loading data",
         f"{'step 3, 10 ms, loss 9.7':34} iter 3: loss 9.70, time 10.03ms",
     ):
-        assert line in said.splitlines(), line
-    assert ".".join(map(str, sys.version_info[:3])) in said
-    assert said.splitlines()[-1].startswith(
+        assert line in output.splitlines(), line
+    assert ".".join(map(str, sys.version_info[:3])) in output
+    assert output.splitlines()[-1].startswith(
         "ready: read 5 steps, 10 ms each by its log, with losses"
     )
     assert run("list", "--json").document["studies"] == [], "it is no study"
 
 
-def test_values_of_a_programs_source_are_shown_without_the_file_that_sets_them(
+def test_overridden_values_are_shown_without_the_file_that_sets_them(
     output_of, write_program, tmp_path
 ):
     own = {"train.py": {"BATCH": "{micro_batch_size}", "STEPS": "{accumulation_steps}"}}
@@ -64,7 +64,7 @@ def test_values_of_a_programs_source_are_shown_without_the_file_that_sets_them(
     assert lines[begins + 1 : begins + 4] == ["          BATCH = 1", "          STEPS = 4", ""]
 
 
-def test_patterns_are_proposed_for_a_log_that_is_not_understood(run, write_program):
+def test_patterns_are_proposed_for_an_unreadable_log(run, write_program):
     done = run("check", write_program(trainer={"metrics": {}}))
     assert done.code == 1
     assert done.out.splitlines()[-1].startswith("not ready: none of the ")
@@ -102,7 +102,7 @@ def test_one_document_with_json(run, write_program):
         ({"space": {"tp": [5], "precision": ["fp32"]}}, 1, "tp"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_before_anything_is_started(
+def test_a_program_that_cannot_be_checked_is_rejected_before_it_starts(
     refusal, write_program, monkeypatch, changes, code, words
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -110,20 +110,18 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_started(
     assert words in refusal("check", write_program(**changes), code=code)
 
 
-def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_when_told(
-    refusal, write_program
-):
+def test_tune_reports_a_faulty_program_and_skips_the_check_on_request(refusal, write_program):
     path = write_program("print('hello')", budget={"max_trials": 1})
-    said = refusal("tune", path, code=1)
+    output = refusal("tune", path, code=1)
     assert (
         "error: the study has not started, because its program does not work: none of the 1 line"
-        in said
+        in output
     )
-    assert "trial 0" not in said
+    assert "trial 0" not in output
     assert "metrics missing" in refusal("tune", path, "--no-check", code=1)
 
 
-def test_submit_leaves_the_check_to_the_service_and_can_switch_it_off(run, write_program):
+def test_the_service_does_the_check_of_a_submission_unless_disabled(run, write_program):
     path = write_program("print('hello')")
     assert run("submit", path, "--json").code == 0
     study = run("submit", path, "--no-check", "--json").document["study"]["id"]

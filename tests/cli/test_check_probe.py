@@ -52,7 +52,7 @@ def spec(tmp_path):
 
 
 @pytest.mark.thorough
-def test_differences_are_named_and_mended_and_files_stay(run, spec):
+def test_differences_are_reported_and_fixed_and_files_are_restored(run, spec):
     done = run("check", spec, "--fix", "--json")
     assert done.code == 1
     found = done.document
@@ -81,21 +81,19 @@ def test_differences_are_named_and_mended_and_files_stay(run, spec):
 
 
 @pytest.mark.thorough
-def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(
-    output_of, spec
-):
+def test_a_correct_spec_is_ready_and_may_allow_replaced_files(output_of, spec):
     document = yaml.safe_load(spec.read_text())
     document["workload"]["seq_len"] = 16
     document["trainer"]["values"]["precision"]["bf16"] = "bfloat16"
     spec.write_text(yaml.safe_dump({**document, "outputs": "keep"}))
-    said = output_of("check", spec)
-    assert "read 5 steps" in said
-    assert "each by the probe" in said
+    output = output_of("check", spec)
+    assert "read 5 steps" in output
+    assert "each by the probe" in output
     assert (spec.parent / "mine.pt").read_bytes()[:2] == b"PK"
 
 
 @pytest.mark.thorough
-def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
+def test_a_variable_disables_the_probe(run, spec, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_PROBE", "off")
     done = run("check", spec, "--json")
     assert done.document["time_from"] != "probe"
@@ -103,7 +101,7 @@ def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, output_of, tmp_path):
+def test_an_image_model_is_ready_after_the_proposed_changes(run, output_of, tmp_path):
     """No shape of a decoder has its weights, and it is trained by SGD: `--fix` writes both."""
     shutil.copy(PROGRAMS / "images.py", tmp_path / "train.py")
     path = tmp_path / "images.yaml"

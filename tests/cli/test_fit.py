@@ -34,7 +34,7 @@ def test_the_first_line_is_the_answer(run, write, fake):
     assert fake.asked == [0]
 
 
-def test_three_ranks_of_a_pipeline_are_run_and_the_fullest_counts(run, write, fake):
+def test_three_ranks_of_a_pipeline_are_run_and_the_highest_peak_decides(run, write, fake):
     config = "tp=1,pp=4,micro_batch_size=2"
     document = run(
         "fit", write(space={"pp": [4], "micro_batch_size": [2]}), "--config", config, "--json"
@@ -51,7 +51,7 @@ def test_three_ranks_of_a_pipeline_are_run_and_the_fullest_counts(run, write, fa
     )
 
 
-def test_what_does_not_fit_exits_with_1(run, write, fake):
+def test_a_model_that_does_not_fit_exits_with_1(run, write, fake):
     spec = write(model="llama-70b", workload={"seq_len": 4096, "global_batch_size": 64})
     done = run("fit", spec, "--config", "tp=8,micro_batch_size=8")
     assert done.code == 1
@@ -59,7 +59,7 @@ def test_what_does_not_fit_exits_with_1(run, write, fake):
     assert "P(OOM) above 99%" in done.out
 
 
-def test_without_a_config_the_best_of_the_plan_is_asked_about(run, write, fake):
+def test_without_a_config_the_best_of_the_plan_is_checked(run, write, fake):
     spec = write()
     (best,) = run("plan", spec, "--top", 1, "--json").document["configs"]
     (found,) = run("fit", spec, "--json").document["configs"]
@@ -70,7 +70,7 @@ def test_without_a_config_the_best_of_the_plan_is_asked_about(run, write, fake):
     assert len(run("fit", spec, "--top", 3, "--json").document["configs"]) == 3
 
 
-def test_where_nothing_is_expected_to_fit_the_nearest_miss_is_asked_about(run, write, fake):
+def test_if_nothing_is_expected_to_fit_the_nearest_miss_is_checked(run, write, fake):
     done = run(
         "fit", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}), "--json"
     )
@@ -79,7 +79,7 @@ def test_where_nothing_is_expected_to_fit_the_nearest_miss_is_asked_about(run, w
     assert found["config"]["tp"] == 8
 
 
-def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_answer_is_marked(
+def test_without_a_dry_run_the_reason_comes_first_and_the_answer_of_the_formulas_is_marked(
     run, write, fake
 ):
     fake.error = DryRunError(
@@ -103,7 +103,7 @@ def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_an
     assert found["remedy"] == "register one with torch.library"
 
 
-def test_of_several_configs_those_without_a_dry_run_are_counted_apart(run, write, fake, tmp_path):
+def test_configs_without_a_dry_run_are_counted_separately(run, write, fake, tmp_path):
     fake.error = DryRunError("my_model.py:7 raised", remedy="correct it")
     done = run("fit", write(), "--top", 3, "-o", tmp_path / "fit.html")
     assert done.code == 1
@@ -115,9 +115,7 @@ def test_of_several_configs_those_without_a_dry_run_are_counted_apart(run, write
     assert page.index("a dry run was impossible") < page.index("code was not run")
 
 
-def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(
-    run, write, fake, monkeypatch
-):
+def test_a_requested_profile_that_is_impossible_is_a_failure(run, write, fake, monkeypatch):
     failing = FakeDryRunner(error=DryRunError("my_model.py:7 raised"))
     monkeypatch.setattr(plan_dry_runs, "dry_runner", lambda: failing)
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--profile")
@@ -126,7 +124,7 @@ def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(
     assert done.code == 1
 
 
-def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
+def test_guesses_limits_and_omissions_are_printed(run, write, fake):
     fake.guesses = ("routing of layers.0.moe is taken to be balanced",)
     words = ("--config", "tp=2,micro_batch_size=2", "--max-wall-s", 7, "--max-memory-gib", 2)
     done = run("fit", write(trainer="megatron"), *words)
@@ -138,7 +136,7 @@ def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
     assert (fake.limits[0].wall_s, fake.limits[0].memory_bytes) == (7, 2 * 2**30)
 
 
-def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, fake):
+def test_a_trainer_without_its_own_dry_run_has_the_verdict_of_estimate(run, write, fake):
     """The dry run of another trainer's loop says how that one uses memory; it never says no for
     this one."""
     spec = write(trainer="torchtitan", model="llama-8b", cluster="h100-sxm-1x8", workload={"seq_len": 8192, "global_batch_size": 16})  # fmt: skip
@@ -162,7 +160,7 @@ def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, f
     assert "recomputes all operators except attention" in text
 
 
-def test_limits_hold_where_a_model_of_ones_own_is_built(run, write, fake, monkeypatch):
+def test_limits_apply_to_building_your_own_model(run, write, fake, monkeypatch):
     monkeypatch.setattr(api, "dry_runner", lambda: fake)
     run(
         "fit",
@@ -175,7 +173,7 @@ def test_limits_hold_where_a_model_of_ones_own_is_built(run, write, fake, monkey
     assert [limits.wall_s for limits in fake.limits] == [7, 7]
 
 
-def test_name_of_a_builder_without_a_function_is_told_how_it_is_written(refusal, write, fake):
+def test_a_builder_without_a_function_is_reported_with_the_format(refusal, write, fake):
     for name in ("my_model", "my_model:", "my model:build"):
         assert "model.module: must be MODULE:FUNCTION or PACKAGE.MODULE:FUNCTION" in refusal(
             "fit", write(model={"module": name})
@@ -203,7 +201,7 @@ def test_bad_input(run, write, fake):
     assert fake.asked == []
 
 
-def test_without_torch_the_extra_is_named(refusal, write, monkeypatch):
+def test_without_torch_the_extra_is_suggested(refusal, write, monkeypatch):
     def missing() -> FakeDryRunner:
         raise MissingExtraError(
             "the dry runner 'local' needs torch",
@@ -214,7 +212,7 @@ def test_without_torch_the_extra_is_named(refusal, write, monkeypatch):
     assert "autotune-parallel[native]" in refusal("fit", write())
 
 
-def test_the_documentation_names_keys_that_exist(run, write, fake):
+def test_the_keys_in_the_documentation_exist(run, write, fake):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "fit.md").read_text(encoding="utf-8")
     paragraph = page.split("With `--json` the document has `configs`", 1)[1].split("\n\n", 1)[0]
     (found,) = run("fit", write(), "--config", "pp=2,micro_batch_size=2", "--json").document[

@@ -30,7 +30,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "command", ["logs half 0", "status half", "report half -o {folder}/new/report.html"]
 )
-def test_it_is_shown_with_a_question_mark(url: str, tmp_path: Path, command: str) -> None:
+def test_a_lone_surrogate_is_shown_as_a_question_mark(
+    url: str, tmp_path: Path, command: str
+) -> None:
     words = command.format(folder=tmp_path).split()
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *words, "--store", url],

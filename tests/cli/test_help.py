@@ -24,7 +24,7 @@ def test_every_command_is_in_one_group() -> None:
     assert set(listed.values()) == {1}
 
 
-def test_a_command_is_built_without_those_of_other_modules() -> None:
+def test_a_command_is_built_without_other_modules() -> None:
     for commands in MODULES.values():
         for word in commands:
             assert {path.split()[0] for path, _ in commands_of(application(word))} == set(commands)
@@ -64,12 +64,12 @@ def test_examples_end_the_page_of_a_command(run) -> None:
     ]
 
 
-def test_every_command_prints_json_when_asked() -> None:
+def test_every_command_has_the_json_option() -> None:
     for path, info in commands_of(application()):
         assert "json" in inspect.signature(info.callback).parameters, path
 
 
-def test_the_package_is_the_command_line_too(
+def test_python_m_autotune_is_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["autotune", "trainers", "--help"])

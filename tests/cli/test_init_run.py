@@ -36,7 +36,7 @@ def knobs(document: dict) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
+def test_a_shell_script_on_two_ranks_runs_and_its_files_are_restored(run, programs):
     """The script computes its accumulation, so that reading alone cannot know it, and saves over a
     file of the user's."""
     (programs / "run.sh").write_text(
@@ -69,7 +69,7 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
 
 
 @pytest.mark.thorough
-def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, programs):
+def test_observed_values_replace_wrongly_read_values_and_both_are_printed(run, programs):
     """Nothing in its text says that it trains by SGD, and no shape of a decoder has its weights."""
     program = programs / "images.py"
     text = program.read_text()
@@ -125,7 +125,7 @@ for step in range(400):
 
 
 @pytest.mark.thorough
-def test_a_launch_that_fails_after_its_first_step_is_written_with_why(run, programs):
+def test_a_launch_that_fails_after_its_first_step_is_written_with_the_reason(run, programs):
     (programs / "fails.py").write_text(FAILS)
     done = run("init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "fails.py")
     assert done.code == 0, done.err
@@ -137,11 +137,11 @@ def test_a_launch_that_fails_after_its_first_step_is_written_with_why(run, progr
 @pytest.mark.thorough
 def test_a_launch_that_halves_its_batch_until_it_fits_has_no_settings(refusal, programs):
     (programs / "halves.py").write_text(HALVES)
-    said = refusal(
+    output = refusal(
         "init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "halves.py", code=1
     )
-    assert "ran out of memory and continued" in said
-    assert "start the launch with a batch that fits into memory" in said
+    assert "ran out of memory and continued" in output
+    assert "start the launch with a batch that fits into memory" in output
     assert not (programs / "study.yaml").exists()
 
 
@@ -166,7 +166,7 @@ for step in range(args.steps):
 
 
 @pytest.mark.thorough
-def test_options_that_no_text_shows_are_tuned_as_the_parser_says(run, programs):
+def test_options_found_only_by_the_parser_are_tuned(run, programs):
     """Neither torchrun's own options nor the value of a secret are told."""
     (programs / "loop.py").write_text(OPTIONS_OF_A_LOOP)
     command = [
@@ -178,8 +178,8 @@ def test_options_that_no_text_shows_are_tuned_as_the_parser_says(run, programs):
     assert done.code == 0, done.err
     spec = written(programs / "study.yaml")
     assert spec["workload"]["global_batch_size"] == 8
-    told = ["--micro-batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"]
-    assert spec["trainer"]["argv"][-3:] == [*told, "--steps={steps}"]
+    reported = ["--micro-batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"]
+    assert spec["trainer"]["argv"][-3:] == [*reported, "--steps={steps}"]
     assert "according to the program's parser, default 4, currently 2" in done.document["text"]
     names = [option["dest"] for option in done.document["seen"]["options"]]
     assert names == ["micro_batch_size", "grad_accum", "steps", "hub_token"]
@@ -192,7 +192,7 @@ def test_options_that_no_text_shows_are_tuned_as_the_parser_says(run, programs):
     [(["hf.py", "out"], 2, 4), (["lightning_batches.py"], 4, 2)],
     ids=["transformers", "lightning"],
 )
-def test_trainers_of_others(run, programs, command, batch, steps):
+def test_programs_with_third_party_trainers(run, programs, command, batch, steps):
     done = run(
         "init", "--run", "--yes", "-o", "study.yaml", "--json", "--", sys.executable, *command
     )
@@ -206,7 +206,7 @@ def test_trainers_of_others(run, programs, command, batch, steps):
     )  # by the model's own config
 
 
-def test_nothing_is_started_where_nobody_agrees(run, programs):
+def test_nothing_is_started_without_confirmation(run, programs):
     for words in (["decoder.py"], ["--", sys.executable, "decoder.py", "--model-file", "mine.pt"]):
         done = run("init", "--run", *words)
         assert done.code == 2
@@ -224,7 +224,7 @@ def test_nothing_is_started_where_nobody_agrees(run, programs):
         ("srun --ntasks=8 python decoder.py --batch 2", "needs a Slurm allocation"),
     ],
 )
-def test_what_needs_more_than_this_machine_is_refused_before_it_starts(
+def test_a_launch_too_large_for_this_machine_is_rejected_before_it_starts(
     refusal, programs, script, words, monkeypatch
 ):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -233,7 +233,7 @@ def test_what_needs_more_than_this_machine_is_refused_before_it_starts(
 
 
 @pytest.mark.thorough
-def test_a_launch_that_fails_says_why_and_writes_nothing(refusal, programs):
+def test_a_failed_launch_prints_the_reason_and_writes_nothing(refusal, programs):
     assert "failed before its first optimizer step" in refusal(
         "init",
         "--run",

@@ -13,9 +13,9 @@ from rich.console import Console
 from autotune.cli.live import LiveView
 from autotune.cli.study_text import (
     answer_lines,
+    baseline_runner_up,
     configs_table,
-    next_best,
-    next_step,
+    export_command,
     print_study,
     runs_line,
     speedup_line,
@@ -55,7 +55,7 @@ def view_of(console: Console, count: int = 60) -> LiveView:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("width", sampled([40, 80, 110, 200], [80]))
-def test_the_view_leaves_a_line_of_the_screen_free(width: int) -> None:
+def test_the_view_is_one_line_shorter_than_the_screen(width: int) -> None:
     for height in range(2, 51):
         console = terminal(width, height)
         lines = console.render_lines(view_of(console), console.options, pad=False)
@@ -63,7 +63,7 @@ def test_the_view_leaves_a_line_of_the_screen_free(width: int) -> None:
         assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
 
 
-def test_the_view_uses_the_screen_and_keeps_the_best_in_sight() -> None:
+def test_the_view_fills_the_screen_and_always_shows_the_best() -> None:
     console = terminal(80, 24)
     console.print(view_of(console))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def rows_of(console: Console, view: LiveView) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_figure_that_was_shown_stays_and_is_marked_while_it_is_measured_again(width: int) -> None:
+def test_a_printed_figure_stays_and_is_marked_while_re_measured(width: int) -> None:
     """The finals run at half the speed of the search: pooled figures, and all that are relative to
     the baseline, would fall by half."""
     default, *others = (
@@ -119,7 +119,7 @@ def test_a_figure_that_was_shown_stays_and_is_marked_while_it_is_measured_again(
     assert " + 6 of 6 to 25 finals" in view._summary()
 
 
-def test_the_finals_are_counted_as_they_were_announced() -> None:
+def test_final_runs_are_counted_against_the_announced_number() -> None:
     """With one search trial there is one config to re-measure beside the baseline."""
     one = replace(record().study, budget=replace(record().study.budget, max_trials=1))
     view = LiveView(one, console=terminal(80, 24))
@@ -130,7 +130,7 @@ def test_the_finals_are_counted_as_they_were_announced() -> None:
     assert " 1 search trial + 1 of 4 to 11 finals" in view._summary()
 
 
-def test_the_time_of_preparing_a_study_is_not_shown_as_that_of_the_study() -> None:
+def test_preparation_time_is_not_part_of_the_shown_time() -> None:
     view = LiveView(record().study, console=terminal(80, 24))
     assert "elapsed" not in view._summary()
     view.on_event(StudyOpened(record=record(elapsed_s=0.0), past=()))
@@ -143,7 +143,7 @@ def test_a_view_without_trials() -> None:
     assert console.file.getvalue().startswith("starting")  # type: ignore[attr-defined]
 
 
-def test_a_study_that_continues_has_been_running_as_long_as_before() -> None:
+def test_a_continued_study_keeps_its_elapsed_time() -> None:
     """Else its trials seem to take next to nothing, and so does the rest of the study."""
     console = terminal(80, 24)
     view = LiveView(record().study, console=console)
@@ -151,7 +151,7 @@ def test_a_study_that_continues_has_been_running_as_long_as_before() -> None:
     assert view._summary().endswith("10m 00s elapsed, at most 50m 00s left")
 
 
-def test_nothing_of_the_view_is_left_in_the_scrollback() -> None:
+def test_the_view_leaves_nothing_in_the_scrollback() -> None:
     console = terminal(80, 12)
     view = view_of(console)
     with view:
@@ -185,7 +185,7 @@ def screen_after(written: str, *, height: int) -> tuple[list[str], list[str]]:
     return [line for line in screen if line.strip()], [line for line in scrolled if line.strip()]
 
 
-def test_trials_are_counted_by_purpose_and_by_end() -> None:
+def test_trials_are_counted_by_purpose_and_status() -> None:
     ran = [
         *trials(),
         replace(trial(5), status=TrialStatus.STOPPED),
@@ -216,7 +216,7 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
         ({"study": None}, ""),
     ],
 )
-def test_a_speedup_says_how_it_was_measured(changes: dict[str, Any], line: str) -> None:
+def test_a_speedup_states_how_it_was_measured(changes: dict[str, Any], line: str) -> None:
     document = {
         "study": {"status": "COMPLETED"},
         "best": {"config": {"tp": 2}},
@@ -227,7 +227,7 @@ def test_a_speedup_says_how_it_was_measured(changes: dict[str, Any], line: str) 
     assert speedup_line(document | changes) == line
 
 
-def test_configs_say_how_many_gpus_and_across_history_which_runner() -> None:
+def test_configs_show_gpus_and_across_studies_the_runner() -> None:
     found = trial(1).to_dict()
     study = {"model": "nano-llama", "cluster": "cpu-1x4", "runner": "simulated", "id": "s1"}
     console = terminal(200, 24)
@@ -283,7 +283,7 @@ def test_a_narrow_table_across_studies_keeps_the_id_of_the_study() -> None:
     assert lines[1].rstrip().endswith("wx37vkv6fs")
 
 
-def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:
+def test_the_view_of_a_remote_study_equals_the_view_of_a_local_one() -> None:
     console = terminal(110, 24)
     view = LiveView(record().study, console=console)
     found = [trial(n, step_time_s=1.0 + n, micro_batch_size=1 + n) for n in range(5)]
@@ -298,7 +298,7 @@ def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:
     assert re.search(r"4 +tp1.*running", text)
 
 
-def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
+def test_the_runner_up_to_the_baseline_has_its_configs_figure() -> None:
     default, faster = trial(0, step_time_s=1.0), trial(1, step_time_s=0.8, micro_batch_size=2)
     best = default.to_dict() | {"number": 0}
     document = {"best": best, "baseline": best}
@@ -307,15 +307,15 @@ def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
     odd_round = replace(
         faster, number=9, purpose=TrialPurpose.FINAL, measurement=slowed(faster.measurement, 0.1)
     )
-    said = next_best(document, [default, faster, odd_round])
-    assert said == f"; trial 1 was {ratio:.2f}x as fast over 2 runs: not confirmed"
+    reported = baseline_runner_up(document, [default, faster, odd_round])
+    assert reported == f"; trial 1 was {ratio:.2f}x as fast over 2 runs: not confirmed"
     assert (
-        next_best(document, [default, faster])
+        baseline_runner_up(document, [default, faster])
         == f"; trial 1 was {ratio:.2f}x as fast in one run: not confirmed"
     )
     slower = replace(faster, measurement=slowed(default.measurement, 2.0))
     assert (
-        next_best(document, [default, slower])
+        baseline_runner_up(document, [default, slower])
         == "; the next best, trial 1, reached 50% of the best tokens/s"
     )
 
@@ -375,7 +375,7 @@ def test_at_80_columns_the_answer_takes_ten_lines() -> None:
     }  # fmt: skip
     found = [default, won, rival, *failed]
     lines = [f"{name:10} {text}" for name, text in answer_lines(document, found)]
-    lines.append(f"export     {next_step(document)}")
+    lines.append(f"export     {export_command(document)}")
     assert sum(-(-len(line) // 80) for line in lines) <= 10, lines
     for line in lines:
         assert len(line) <= 80 or line.startswith(("note", "tied")), line
@@ -387,7 +387,7 @@ def test_at_80_columns_the_answer_takes_ten_lines() -> None:
     )
 
 
-def test_a_config_above_the_best_says_why_it_is_not_the_best(
+def test_a_faster_config_than_the_best_has_a_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     default = replace(trial(0, step_time_s=1.0), purpose=TrialPurpose.BASELINE)
@@ -410,7 +410,7 @@ def test_a_config_above_the_best_says_why_it_is_not_the_best(
     assert notes == ["", "tied with the best", ""]
 
 
-def test_a_ranking_says_which_config_was_stopped_early() -> None:
+def test_a_ranking_marks_configs_stopped_early() -> None:
     ended, stopped = trial(1), replace(trial(2, micro_batch_size=2), status=TrialStatus.STOPPED)
     rows = [{**ended.to_dict(), "note": ""}, {**stopped.to_dict(), "note": "measured once"}]
     text = table_at(200, configs_table(rows))
@@ -420,9 +420,9 @@ def test_a_ranking_says_which_config_was_stopped_early() -> None:
     assert "stopped early" in table_at(200, configs_table(across))
 
 
-def test_changes_are_told_in_the_words_of_labels() -> None:
+def test_changes_use_the_words_of_labels() -> None:
     base = trial(0).config
     assert config_changes(base, base) == ""
     after = replace(base, zero_stage=3, compile=True, recompute="full", extra={"bucket_mb": 4})
-    said = config_changes(base, after)
-    assert said == "recompute none -> full, zero 0 -> 3, compile off -> on, bucket_mb None -> 4"
+    reported = config_changes(base, after)
+    assert reported == "recompute none -> full, zero 0 -> 3, compile off -> on, bucket_mb None -> 4"

@@ -108,12 +108,12 @@ def test_a_mistake_in_a_spec(
     refusal, tmp_path, old: str, new: str, place: str, words: list[str]
 ) -> None:
     (tmp_path / "study.yaml").write_text(SPEC.replace(old, new, 1))
-    said = refusal("tune", "study.yaml")
-    assert f"error: study.yaml:{place}: " in said
-    assert re.search(r"^ +\| +\^+$", said, re.MULTILINE), "carets under the mistake"
+    output = refusal("tune", "study.yaml")
+    assert f"error: study.yaml:{place}: " in output
+    assert re.search(r"^ +\| +\^+$", output, re.MULTILINE), "carets under the mistake"
     for word in words:
-        assert word in said
-    assert "Traceback" not in said
+        assert word in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -180,31 +180,31 @@ def test_a_mistake_on_the_command_line(run, tmp_path, line: str, words: list[str
     ("old", "new", "place"),
     [("simulated", "simulatd", "8:1: runner"), ("[1, 2, 4]", "[5]", "5:1: space")],
 )
-def test_a_mistake_that_is_found_after_reading_has_its_place(
+def test_a_mistake_found_after_reading_has_its_line(
     run, tmp_path, command: str, old: str, new: str, place: str
 ) -> None:
     (tmp_path / "study.yaml").write_text(SPEC.replace(old, new, 1))
     assert run(command, "study.yaml").err.startswith(f"error: study.yaml:{place}: ")
 
 
-def test_mistakes_are_told_in_the_order_of_the_spec(refusal, tmp_path) -> None:
+def test_mistakes_are_reported_in_the_order_of_the_spec(refusal, tmp_path) -> None:
     wrong = SPEC.replace("gpt2-small", "gpt2-smal").replace("max_trials", "max_trails")
     wrong = wrong.replace("cost_ranked", "bayes").replace("1024", "many").replace("bf16", "bf61")
     (tmp_path / "study.yaml").write_text(wrong.replace("name: small\n", "trainer: nativ\n"))
-    said = refusal("plan", "study.yaml")
-    assert re.findall(r"^error: study.yaml:(\d+)", said, re.MULTILINE) == list("124567")
+    output = refusal("plan", "study.yaml")
+    assert re.findall(r"^error: study.yaml:(\d+)", output, re.MULTILINE) == list("124567")
 
 
 @pytest.mark.parametrize("command", ["status", "best", "explain", "export"])
 def test_a_similar_name_of_a_study_is_proposed(run, tmp_path, command: str) -> None:
     (tmp_path / "study.yaml").write_text(SPEC)
     assert run("tune", "study.yaml").code == 0
-    told = run(command, "smal", *(["--to", "native"] if command == "export" else []))
-    assert "there is no study with the id or name 'smal'" in told.err
-    assert "did you mean small? `autotune list` shows the studies" in told.err
+    output = run(command, "smal", *(["--to", "native"] if command == "export" else []))
+    assert "there is no study with the id or name 'smal'" in output.err
+    assert "did you mean small? `autotune list` shows the studies" in output.err
 
 
-def test_windows_is_told_before_anything_is_imported(monkeypatch):
+def test_windows_is_rejected_before_anything_is_imported(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(SystemExit, match="this is Windows; run autotune in WSL 2"):
         main(["plan"])

@@ -18,7 +18,7 @@ def test_an_imported_spec_is_planned(run: Callable[..., Any], tmp_path: Path) ->
     assert run("plan", "specs/study.yaml", "--top", "1").code == 0
 
 
-def test_it_overwrites_with_force_alone(
+def test_only_force_overwrites_a_file(
     run: Callable[..., Any], refusal: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "ds.json").write_text(DS)
@@ -34,9 +34,7 @@ def test_it_overwrites_with_force_alone(
     )
 
 
-def test_json_holds_the_spec_and_what_is_to_be_filled_in(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_json_has_the_spec_and_the_placeholders(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(DS)
     document = run("import", "--from", "deepspeed", "ds.json", "--json").document
     assert document["fill_in"] == ["model", "cluster", "workload.seq_len"]
@@ -45,7 +43,7 @@ def test_json_holds_the_spec_and_what_is_to_be_filled_in(
     )
 
 
-def test_a_trainer_without_a_configuration_of_its_own_points_to_init(
+def test_import_of_a_trainer_without_a_configuration_file_suggests_init(
     refusal: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -87,20 +85,18 @@ def test_init_writes_a_spec_that_is_planned_from_another_folder(
     assert run("plan", "specs/train.yaml", "--top", "1", "--json").document["feasible"] > 0
 
 
-def test_init_in_json_holds_the_text_with_its_comments(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_init_json_has_the_text_with_comments(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     document = run("init", "train.py", "--json").document
     assert "# line 3, default 4" in document["text"]
     assert document["spec"]["trainer"]["argv"][-1] == "--max-steps={steps}"
 
 
-def test_init_refuses_a_file_that_does_not_exist(refusal: Callable[..., Any]) -> None:
+def test_init_rejects_a_missing_file(refusal: Callable[..., Any]) -> None:
     assert "missing.py cannot be read: No such file or directory" in refusal("init", "missing.py")
 
 
-def test_an_unknown_cluster_is_answered_with_the_nearest(
+def test_an_unknown_cluster_is_reported_with_the_nearest_name(
     refusal: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

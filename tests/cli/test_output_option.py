@@ -45,23 +45,23 @@ WRITTEN = [
 ]
 
 
-def test_commands_with_an_output_that_is_printed_are_found() -> None:
+def test_commands_that_can_print_their_output_are_known() -> None:
     assert {"report", "export", "init", "import"} <= {name for name, _ in PRINTING}
 
 
 @pytest.mark.parametrize(("name", "parameter"), PRINTING, ids=[name for name, _ in PRINTING])
-def test_a_dash_is_no_file(name: str, parameter: Any) -> None:
+def test_a_dash_is_not_a_file(name: str, parameter: Any) -> None:
     context = click.Context(click.Command(name))
     assert parameter.process_value(context, "-") is None
     assert parameter.process_value(context, "x.md") == Path("x.md")
 
 
-def test_commands_with_files_that_are_never_printed_are_found() -> None:
+def test_commands_that_cannot_print_their_output_are_known() -> None:
     assert {"store backup", "store export", "review", "fit"} <= {name for name, _ in WRITTEN}
 
 
 @pytest.mark.parametrize(("name", "parameter"), WRITTEN, ids=[name for name, _ in WRITTEN])
-def test_a_dash_is_refused_where_nothing_is_printed(name: str, parameter: Any) -> None:
+def test_a_dash_is_rejected_for_output_that_cannot_be_printed(name: str, parameter: Any) -> None:
     context = click.Context(click.Command(name))
     with pytest.raises(SpecError, match="specify a path"):
         parameter.process_value(context, "-")
@@ -69,7 +69,7 @@ def test_a_dash_is_refused_where_nothing_is_printed(name: str, parameter: Any) -
 
 
 @pytest.mark.thorough
-def test_what_a_dash_prints_is_what_nothing_prints(
+def test_a_dash_is_the_default_of_output(
     run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_what_a_dash_prints_is_what_nothing_prints(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_what_cannot_be_printed_refuses_a_dash(
+def test_parameters_that_cannot_be_printed_reject_a_dash(
     run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def test_what_cannot_be_printed_refuses_a_dash(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(run, write, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_bad_input(run, write, tmp_path: Path) -> None:
     run("tune", write(budget={"max_trials": 1}))
     for line in (
         ("store", "backup", str(tmp_path / "spec.yaml")),

@@ -38,20 +38,20 @@ def test_plan_ranks_feasible_configs(run, write):
 
 
 def test_plan_shows_a_table_and_other_sizes(run, output_of, write):
-    said = output_of("plan", write(), "--gpus", "8,16,12", "--tokens", "1e9")
-    assert "valid configs that fit" in said
-    assert "whole number of nodes" in said
+    output = output_of("plan", write(), "--gpus", "8,16,12", "--tokens", "1e9")
+    assert "valid configs that fit" in output
+    assert "whole number of nodes" in output
     document = run("plan", write(), "--gpus", "8,16", "--tokens", "1e9", "--json").document
     assert [row["num_gpus"] for row in document["what_if"]] == [8, 16]
     assert document["what_if"][1]["days"] < document["what_if"][0]["days"]
 
 
 def test_plan_compares_clusters(run, refusal, output_of, write):
-    said = output_of(
+    output = output_of(
         "plan", write(), "--clusters", "h100-sxm,b200-sxm-1x8,v100-32gb", "--tokens", "1e9"
     )
-    assert "b200-sxm-1x8" in said
-    assert "fastest: b200-sxm-1x8" in said
+    assert "b200-sxm-1x8" in output
+    assert "fastest: b200-sxm-1x8" in output
     document = run(
         "plan", write(), "--clusters", "h100-sxm, b200-sxm-1x8", "--tokens", "1e9", "--json"
     ).document
@@ -67,7 +67,7 @@ def test_plan_compares_clusters(run, refusal, output_of, write):
     assert "--clusters" in refusal("plan", write(), "--tokens", "1e9")
 
 
-def test_compared_clusters_are_sorted_when_asked(run, refusal, write):
+def test_compared_clusters_can_be_sorted(run, refusal, write):
     def names(*options: object) -> list[str]:
         asked = "v100-32gb,h100-sxm,b200-sxm"
         done = run("plan", write(), "--clusters", asked, *options, "--json")
@@ -86,7 +86,7 @@ def test_compared_clusters_are_sorted_when_asked(run, refusal, write):
     assert "--sort speed works only with --clusters" in refusal("plan", write(), "--sort", "speed")
 
 
-def test_plan_says_the_nearest_miss_when_nothing_fits(run, write):
+def test_plan_shows_the_nearest_miss_if_nothing_fits(run, write):
     done = run("plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}))
     assert done.code == 1
     assert "nearest miss" in done.out
@@ -112,7 +112,7 @@ def test_estimate_by_parts_with_derived_degrees(run, write):
     assert "GPUs stay idle" in run("estimate", write(), "--config", "tp=2,pp=1,dp=1").out
 
 
-def test_estimate_says_why_a_config_is_illegal(run, refusal, write):
+def test_estimate_explains_why_a_config_is_invalid(run, refusal, write):
     assert "tp" in refusal("estimate", write(), "--config", "tp=5")
     assert "tp" in refusal("estimate", write(), "--config", "tq=5")
     assert run("estimate", write(), "--config", "tp=five").code == 2
@@ -130,7 +130,7 @@ def test_catalogs(run):
     assert "gpt2-xl" in run("models").out
 
 
-def test_arithmetic_that_a_gpu_does_not_have_is_no_zero(run):
+def test_an_unsupported_precision_is_not_shown_as_zero(run):
     found = {c["name"]: c for c in run("clusters", "--json").document["clusters"]}
     assert found["v100-32gb-1x8"]["bf16_tflops"] is None
     assert found["v100-32gb-1x8"]["fp16_tflops"] == 125.0
@@ -138,7 +138,7 @@ def test_arithmetic_that_a_gpu_does_not_have_is_no_zero(run):
     assert " 0.0 " not in run("clusters").out
 
 
-def test_catalogs_say_what_each_entry_is(run):
+def test_catalogs_describe_each_entry(run):
     spaces = {s["name"]: s for s in run("spaces", "--json").document["spaces"]}
     assert spaces["laptop"]["knobs"]["tp"] == [1, 2, 4]
     assert spaces["laptop"]["path"].endswith("laptop.yaml")
@@ -188,7 +188,7 @@ def test_doctor(run):
     } == {"hint"}
 
 
-def test_doctor_looks_at_the_disk_of_the_store(monkeypatch, tmp_path):
+def test_doctor_checks_the_disk_of_the_store(monkeypatch, tmp_path):
     from autotune.cli.commands import doctor
 
     def looked_at(url):
@@ -203,7 +203,7 @@ def test_doctor_looks_at_the_disk_of_the_store(monkeypatch, tmp_path):
     assert looked_at(None) == str(tmp_path)
 
 
-def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monkeypatch):
+def test_doctor_warns_if_torch_cannot_use_the_gpus(run, monkeypatch):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -224,16 +224,16 @@ def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monk
         ("2.9", False),
     ],
 )
-def test_doctor_knows_the_releases_of_torch_on_which_models_can_be_run_dry(version, within):
-    from autotune.cli.commands.doctor import _is_within, _requirement
+def test_doctor_checks_that_torch_supports_dry_runs(version, within):
+    from autotune.cli.commands.doctor import _is_within, _torch_requirement
 
-    bound = _requirement("torch", "native")
+    bound = _torch_requirement()
     assert ">=" in bound
     assert _is_within(version, bound) is within
 
 
 @pytest.mark.thorough
-def test_looking_after_the_store(run, refusal, write, tmp_path):
+def test_maintenance_of_the_store(run, refusal, write, tmp_path):
     run("tune", write())
     assert run("store", "check", "--json").document["ok"]
     assert run("store", "backup", tmp_path / "copy.db").code == 0
@@ -279,17 +279,15 @@ READING = (
 def test_a_command_that_only_reads_or_acts_on_a_study_creates_no_store(
     refusal, tmp_path, command: str
 ):
-    said = refusal(*command.split(), "--store", tmp_path / "typo.db")
-    assert f"there is no store at {tmp_path / 'typo.db'}" in said
+    output = refusal(*command.split(), "--store", tmp_path / "typo.db")
+    assert f"there is no store at {tmp_path / 'typo.db'}" in output
     assert not (tmp_path / "typo.db").exists()
 
 
 @pytest.mark.parametrize(
     "command", ["list", "best", "best --model gpt2-medium --cluster h100-sxm-1x8"]
 )
-def test_a_store_that_does_not_exist_is_empty_to_those_who_look_at_all_studies(
-    run, tmp_path, command: str
-):
+def test_a_missing_store_counts_as_empty_for_commands_across_studies(run, tmp_path, command: str):
     done = run(*command.split(), "--store", tmp_path / "typo.db", "--json")
     assert (
         f"there is no store at {tmp_path / 'typo.db'}, so its studies cannot be listed" in done.err
@@ -311,7 +309,7 @@ def test_a_store_that_does_not_exist_is_empty_to_those_who_look_at_all_studies(
         ("doctor", None),
     ],
 )
-def test_a_command_that_keeps_nothing_creates_no_store(
+def test_a_command_that_stores_nothing_creates_no_store(
     run, write, fake, tmp_path, command: str, code: int | None
 ):
     words = [write() if word == "SPEC" else word for word in command.split()]
@@ -330,7 +328,7 @@ def test_the_users_own_store_is_created_by_the_first_study(run, write, tmp_path,
     assert data_folder().exists()
 
 
-def test_doctor_says_where_the_first_study_could_create_no_store(run, tmp_path, monkeypatch):
+def test_doctor_reports_a_folder_in_which_no_store_can_be_created(run, tmp_path, monkeypatch):
     def of_store() -> dict[str, str]:
         done = run("doctor", "--store", tmp_path / "none.db", "--json")
         return next(c for c in done.document["checks"] if c["name"] == "results database")
@@ -345,7 +343,7 @@ def test_doctor_says_where_the_first_study_could_create_no_store(run, tmp_path, 
     assert of_store()["remedy"].startswith(f"make {tmp_path} writable")
 
 
-def test_a_store_that_does_not_exist_is_created_for_what_is_kept_in_it(tmp_path):
+def test_a_missing_store_is_created_by_commands_that_write(tmp_path):
     place = tmp_path / "first.db"
     with closing(open_to_read(place)) as seen:
         assert seen.studies() == []
@@ -359,7 +357,7 @@ def test_a_store_that_does_not_exist_is_created_for_what_is_kept_in_it(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["plan", "fit", "fit --profile", "check", "tune"])
-def test_a_mistake_that_is_found_after_reading_has_its_place_in_every_command(
+def test_a_mistake_found_after_reading_has_its_line_in_every_command(
     refusal, write, fake, command: str
 ):
     path = write(space={"tp": [5]})
@@ -368,7 +366,7 @@ def test_a_mistake_that_is_found_after_reading_has_its_place_in_every_command(
     assert f"{path}:{line}:1: space: no config" in refusal(name, path, *options, code=1)
 
 
-def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write, monkeypatch):
+def test_a_plan_for_another_cluster_notes_that_this_machine_cannot_run_it(run, write, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     done = run("plan", write(runner="ray"), "--verbose")
@@ -388,7 +386,7 @@ def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write
     assert run("plan", write(runner="ray")).err.splitlines()[-1].endswith("(--verbose says why)")
 
 
-def test_a_plan_without_a_spec_does_not_tell_what_this_machine_cannot_run(run):
+def test_a_plan_without_a_spec_has_no_note_about_this_machine(run):
     asked = [
         "--model",
         "gpt2-small",
@@ -432,7 +430,7 @@ def test_an_unknown_runner_and_an_empty_space_are_errors_of_a_plan(
 
 
 @pytest.mark.thorough
-def test_a_command_that_runs_out_of_memory_says_so_in_a_line(tmp_path: Path) -> None:
+def test_a_command_that_runs_out_of_memory_prints_one_line(tmp_path: Path) -> None:
     large = {
         "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "micro_batch_size": [1, 2, 4, 8, 16, 32], "precision": ["bf16", "fp16", "tf32", "fp32"], "zero_stage": [0, 1, 2, 3],
         "recompute": ["none", "selective", "full"], "compile": [False, True], "sequence_parallel": [False, True], "offload": ["none", "optimizer"],
@@ -494,11 +492,11 @@ def test_plan_needs_no_file(run, refusal):
         ("mixtral-8x7b", "h100-sxm-2x8", "moe-multi-node"),
     ],
 )
-def test_the_space_of_a_plan_without_a_file_suits_model_and_cluster(model, cluster, space):
+def test_the_space_of_a_plan_without_a_file_fits_model_and_cluster(model, cluster, space):
     assert usual_space({"model": model, "cluster": cluster}) == space
 
 
-def test_plan_without_a_file_knows_this_machine(run, refusal):
+def test_plan_without_a_file_works_for_the_local_cluster(run, refusal):
     document = run(
         "plan",
         "--model",
@@ -537,7 +535,7 @@ SPEC_THAT_FITS = {
 }
 
 
-def test_excluded_combinations_are_counted_by_reason_when_asked(run):
+def test_verbose_counts_excluded_combinations_by_reason(run):
     short = run("plan", "laptop").out
     assert "--verbose says why" in short
     assert len(run("plan", "laptop", "--verbose").out.splitlines()) > len(short.splitlines())
@@ -564,7 +562,7 @@ def test_an_inline_model_takes_the_keys_of_a_config_json():
     assert named.name == "mine"
 
 
-def test_all_mistakes_of_a_spec_are_told_at_once():
+def test_all_mistakes_in_a_spec_are_reported_together():
     wrong = {
         "model": "gpt2-mediun",
         "cluster": "h200-sxmm-4x8",
@@ -604,7 +602,7 @@ def test_all_mistakes_of_a_spec_are_told_at_once():
     assert {e.field for e in (raised.value, *raised.value.others)} == {"model", "cluster", "space", "trainer", "searcher", "runner"}  # fmt: skip
 
 
-def test_a_key_of_the_spec_inside_its_workload_is_told_where_it_belongs():
+def test_a_misplaced_key_in_workload_is_reported_with_its_place():
     wrong = SPEC_THAT_FITS | {"workload": SPEC_THAT_FITS["workload"] | {"cluster": "h100-sxm-1x8"}}
     with pytest.raises(SpecError, match="this is a key of the spec itself; write `cluster"):
         load_study(wrong)
@@ -625,8 +623,8 @@ def test_days_and_energy_have_two_digits(days, said):
 
 def test_tables_of_clusters_and_sizes_print_days_with_two_digits(write, output_of):
     for options in ("--gpus", "8,16"), ("--clusters", "h100-sxm,v100-32gb"):
-        said = output_of("plan", write(), *options, "--tokens", "7.7e13")
-        days = re.findall(r"\t([\d.,k]+)\t\$", said)
+        output = output_of("plan", write(), *options, "--tokens", "7.7e13")
+        days = re.findall(r"\t([\d.,k]+)\t\$", output)
         assert days
         assert all(
             len(number.strip("k0.,").replace(",", "").replace(".", "")) <= 2 for number in days

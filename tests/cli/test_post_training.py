@@ -29,20 +29,20 @@ def test_the_command_line_prints_the_phases(run: Any, output_of: Any, tmp_path: 
         ),
         encoding="utf-8",
     )
-    said = output_of("plan", path, "--top", 1)
+    output = output_of("plan", path, "--top", 1)
     for words in (
         "step time of the first config, by phase: ",
         "best split: ",
         "more nodes for training",
         "trainer waits",
     ):
-        assert words in said
+        assert words in output
     assert run("plan", path, "--top", 1, "--json").document["post_training"]["algorithm"] == "grpo"
     config = "dp=16,accumulation_steps=16,zero_stage=3,rollout_gpus=16,staleness=1"
     assert "by phases:" in run("estimate", path, "--config", config).out
 
 
-def test_a_script_of_verl_becomes_a_draft_that_asks_for_lengths_and_speed(
+def test_a_verl_script_becomes_a_draft_with_placeholders_for_lengths_and_speed(
     run: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT, encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from autotune.cli.study_text import CAUSES, logged_line
+from autotune.cli.study_text import EVENT_TEXTS, event_line
 from autotune.cost.traits import POST_TRAINERS
 from autotune.report.target_text import target_sentences
 from autotune.study.controller import commands
@@ -35,7 +35,7 @@ def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
 
 
 @pytest.mark.thorough
-def test_later_questions_agree_with_tune(run, write):
+def test_later_commands_agree_with_tune(run, write):
     tuned = run("tune", write(), "--json").document
     study = tuned["study"]["id"]
     for command in (("status", study), ("best", study), ("best", "small"), ("best", study[:6])):
@@ -51,7 +51,7 @@ def test_later_questions_agree_with_tune(run, write):
 
 
 @pytest.mark.thorough
-def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
+def test_top_limits_the_configs_of_a_target(run, write):
     run("tune", write(target="a100-40gb-2x8", searcher="bayesian"), "--max-trials", 1)
     ranks = [
         row["rank"]
@@ -134,48 +134,48 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert (printed["format"], printed["report"]) == ("html", page)
     assert "small" in run("compare", study, study).out
     assert len(run("compare", study, study, "--json").document["studies"]) == 2
-    told = run("logs", study, "--verbose").out
-    assert "submitted" in told
-    assert "decision 3: attempt 1 of trial 0 ended" in told
-    assert "study.decided" not in told
+    output = run("logs", study, "--verbose").out
+    assert "submitted" in output
+    assert "decision 3: attempt 1 of trial 0 ended" in output
+    assert "study.decided" not in output
     assert run("logs", study, 0).code == 0
     assert run("logs", study, 99).code == 2
 
 
-def test_each_cause_of_a_decision_has_words():
-    assert set(CAUSES) == {
+def test_each_event_that_causes_a_decision_has_a_text():
+    assert set(EVENT_TEXTS) == {
         "ControllerBegan",
         *(event.__name__ for event in get_args(commands.Event)),
     }
     began = {"kind": "controller.began", "data": {"capacity": 4}}
-    assert logged_line(began) == "controller started; the runner has room for 4 ranks"
+    assert event_line(began) == "controller started; the runner has room for 4 ranks"
     began["data"] = {"capacity": SimulatedRunner().capacity}
-    assert logged_line(began) == "controller started"
+    assert event_line(began) == "controller started"
     proposed = {"kind": "trial.asked", "data": {"number": 3, "config": "tp2 mb1"}}
-    assert logged_line(proposed) == "trial 3 proposed: tp2 mb1"
+    assert event_line(proposed) == "trial 3 proposed: tp2 mb1"
     ended = {
         "number": 4,
         "status": "STOPPED",
         "reason": "cannot win",
         "tokens_per_s_per_gpu": 1520.0,
     }
-    said = "trial 4 ended: stopped, 1.52k tokens/s per GPU, cannot win"
-    assert logged_line({"kind": "trial.ended", "data": ended}) == said
+    expected = "trial 4 ended: stopped, 1.52k tokens/s per GPU, cannot win"
+    assert event_line({"kind": "trial.ended", "data": ended}) == expected
     ended["tokens_per_s"] = 6080.0
-    said = "trial 4 ended: stopped, 6.08k tokens/s, cannot win"
-    assert logged_line({"kind": "trial.ended", "data": ended}) == said
+    expected = "trial 4 ended: stopped, 6.08k tokens/s, cannot win"
+    assert event_line({"kind": "trial.ended", "data": ended}) == expected
     ended = {
         "number": 5,
         "status": "FAILED",
         "failure": {"kind": "OUT_OF_MEMORY", "message": "rank 3 needs 2 GiB"},
     }
-    said = "trial 5 ended: failed, out of memory: rank 3 needs 2 GiB"
-    assert logged_line({"kind": "trial.ended", "data": ended}) == said
+    expected = "trial 5 ended: failed, out of memory: rank 3 needs 2 GiB"
+    assert event_line({"kind": "trial.ended", "data": ended}) == expected
     asked = {
         "kind": "study.decided",
         "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}},
     }
-    assert logged_line(asked) == "decision 7: the controller was interrupted (Ctrl-C)"
+    assert event_line(asked) == "decision 7: the controller was interrupted (Ctrl-C)"
 
 
 def test_export_writes_a_launch(run, refusal, write, tmp_path):
@@ -195,17 +195,17 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
     assert "nobody" in refusal("export", study, "--to", "nobody")
 
 
-def test_an_export_that_is_not_possible_names_the_option_as_it_is_typed(run, refusal, write):
+def test_an_impossible_export_suggests_the_option_as_typed(run, refusal, write):
     path = write(space={"micro_batch_size": [1, 2], "precision": ["bf16"], "compile": [True]})
     study = run("tune", path, "--json").document["study"]["id"]
-    said = refusal("export", study, "--to", "megatron")
-    assert "export with --option nearest=true to use the nearest values" in said
+    output = refusal("export", study, "--to", "megatron")
+    assert "export with --option nearest=true to use the nearest values" in output
     assert run("export", study, "--to", "megatron", "--option", "nearest=true").code == 0
     assert "set --option argv=VALUE" in refusal("export", study, "--to", "command")
 
 
 @pytest.mark.thorough
-def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, write):
+def test_the_same_command_after_the_end_starts_a_new_study_and_overrides_apply(run, write):
     path = write()
     first = run("tune", path, "--json").document["study"]["id"]
     second = run(
@@ -216,7 +216,7 @@ def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, wri
     assert [s["id"] for s in run("list", "--json").document["studies"]] == [second["id"], first]
 
 
-def test_help_answers_without_the_heavy_libraries():
+def test_help_loads_no_heavy_libraries():
     code = (
         "import sys; from autotune import cli; code = cli.run(['--help']); "
         "heavy = {'torch', 'ray', 'optuna', 'sqlalchemy', 'fastapi', 'scipy', 'pydantic', 'numpy'} & set(sys.modules); "
@@ -230,7 +230,7 @@ def test_help_answers_without_the_heavy_libraries():
         assert f"  {command} " in done.stdout
 
 
-def test_a_plan_needs_neither_scipy_nor_torch_nor_ray(write):
+def test_a_plan_loads_neither_scipy_nor_torch_nor_ray(write):
     code = (
         "import sys; from autotune import cli; code = cli.run(['plan', sys.argv[1], '--json']); "
         "heavy = {'torch', 'ray', 'scipy'} & set(sys.modules); sys.exit(f'imported {heavy}' if heavy else code)"
@@ -250,9 +250,7 @@ def test_the_version(output_of):
     "name",
     sampled([name for name in trainer_names() if not python_line(name)], ["megatron", "native"]),
 )
-def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_pasted(
-    run, write, name, cluster
-):
+def test_the_printed_export_command_has_the_studys_trainer_and_works(run, write, name, cluster):
     argv = [
         "train",
         *(
@@ -280,9 +278,7 @@ def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_p
 
 
 @pytest.mark.thorough
-def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python(
-    run, refusal, write
-):
+def test_the_next_step_of_a_study_with_a_python_loop_is_a_line_of_python(run, refusal, write):
     space = {"micro_batch_size": [1, 2], "zero_stage": [2, 3], "precision": ["bf16"]}
     spec = write(
         name="loop",
@@ -313,9 +309,7 @@ def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python
         ("ray_train", "call autotune.ray.tune_torch_trainer(trainer, space=...) from Python"),
     ],
 )
-def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(
-    refusal, write, runner, sentence
-):
+def test_a_python_loop_is_rejected_before_a_runner_is_created(refusal, write, runner, sentence):
     assert sentence in refusal(
         "tune", write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]})
     )

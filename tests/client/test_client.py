@@ -121,7 +121,7 @@ OK = (200, {}, {"study": {"id": "x"}})
 
 
 @both
-def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> None:
+def test_an_empty_name_is_rejected_without_a_request(client_of: Any) -> None:
     with Script(OK) as service, client_of(service.url) as client:
         for method in ("status", "trials", "pause"):
             with pytest.raises(NotFoundError, match="the study's name is empty"):
@@ -132,7 +132,7 @@ def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> No
 
 
 @both
-def test_a_name_leads_to_no_other_address(client_of: Any) -> None:
+def test_a_name_cannot_change_the_address(client_of: Any) -> None:
     """Dots are refused, because they shorten an address on its way; everything else is quoted."""
     methods = [
         name
@@ -161,7 +161,7 @@ def test_a_name_leads_to_no_other_address(client_of: Any) -> None:
 
 
 @both
-def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key(client_of: Any) -> None:
+def test_a_submission_whose_answer_was_lost_is_repeated_with_its_key(client_of: Any) -> None:
     with Script(
         None, (503, {"Retry-After": "0"}, error("busy")), (201, {}, {"study": {"id": "x"}})
     ) as script:
@@ -183,7 +183,7 @@ def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key(client_
     ],
 )
 @both
-def test_errors_arrive_as_what_they_were(
+def test_errors_of_the_service_are_raised_with_their_class(
     kind: str, expected: type[AutotuneError], client_of: Any
 ) -> None:
     with Script((422, {}, error(kind))) as script, client_of(script.url) as client:
@@ -196,7 +196,7 @@ def test_errors_arrive_as_what_they_were(
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"error": "x"}', b""])
 @both
-def test_strange_answers_are_said_to_be_strange(body: bytes, client_of: Any) -> None:
+def test_unexpected_answers_are_errors(body: bytes, client_of: Any) -> None:
     with (
         Script((500, {}, body)) as script,
         client_of(script.url) as client,
@@ -213,7 +213,7 @@ def test_strange_answers_are_said_to_be_strange(body: bytes, client_of: Any) -> 
 
 
 @both
-def test_the_token_goes_to_the_service_and_nowhere_else(
+def test_the_token_is_sent_only_to_the_service(
     monkeypatch: pytest.MonkeyPatch, client_of: Any
 ) -> None:
     with Script(OK) as elsewhere, Script((302, {"Location": elsewhere.url}, {})) as script:
@@ -241,7 +241,7 @@ def test_each_action_has_a_method_of_its_name(verb: str, client_of: Any) -> None
 
 
 @both
-def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: Any) -> None:
+def test_a_result_equals_the_result_in_the_same_process(client_of: Any) -> None:
     record, trials = worlds.record(), worlds.trials()
     answers = ({"record": record.to_dict()}, {"trials": [trial.to_dict() for trial in trials]})
     with (
@@ -252,7 +252,7 @@ def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: An
 
 
 @both
-def test_nobody_there(client_of: Any) -> None:
+def test_an_unreachable_service(client_of: Any) -> None:
     with (
         client_of(f"http://127.0.0.1:{free_port('127.0.0.1')}") as client,
         pytest.raises(ServiceError, match="cannot be reached"),
@@ -261,14 +261,14 @@ def test_nobody_there(client_of: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://me:pw@x", "http://x?y=1"])
-def test_addresses_that_cannot_be_one(url: str) -> None:
+def test_invalid_addresses(url: str) -> None:
     with pytest.raises(SpecError) as caught:
         Client(url)
     assert caught.value.field == "url"
 
 
 @both
-def test_a_stream_that_breaks_goes_on_where_it_broke(client_of: Any) -> None:
+def test_a_broken_stream_continues_where_it_broke(client_of: Any) -> None:
     def event(number: int) -> bytes:
         return f'id: {number}\nevent: trial.ended\ndata: {{"sequence": {number}}}\n\n'.encode()
 
@@ -284,7 +284,7 @@ def test_a_stream_that_breaks_goes_on_where_it_broke(client_of: Any) -> None:
 
 
 @both
-def test_a_quiet_stream_may_break_again_and_again_as_long_as_it_is_opened_and_lasts(
+def test_a_quiet_stream_may_break_repeatedly_if_each_connection_lasts(
     client_of: Any,
 ) -> None:
     quiet = (200, {"Content-Type": "text/event-stream"}, b": open\n\n: still here\n\n")
@@ -303,7 +303,7 @@ def test_a_quiet_stream_may_break_again_and_again_as_long_as_it_is_opened_and_la
 
 
 @both
-def test_waiting_has_an_end(client_of: Any) -> None:
+def test_waiting_has_a_timeout(client_of: Any) -> None:
     running = (200, {}, {"study": {"id": "x", "status": "RUNNING"}})
     with (
         Script(running) as script,
@@ -313,7 +313,7 @@ def test_waiting_has_an_end(client_of: Any) -> None:
         client.wait("x", timeout_s=0.05, poll_s=0.01)
 
 
-def test_both_clients_ask_the_same() -> None:
+def test_both_clients_send_the_same_requests() -> None:
     blocking, awaited = (
         {n for n in dir(c) if not n.startswith("_")} for c in (Client, AsyncClient)
     )

@@ -251,8 +251,8 @@ def check(
         for name in pattern.keys() | found.keys()
         if pattern.get(name, "absent") != found.get(name, "absent")
     }
-    told = {word for word in words if "=" not in word}
-    assert differing == told, f"{interface} of {operations}"
+    reported = {word for word in words if "=" not in word}
+    assert differing == reported, f"{interface} of {operations}"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.method)

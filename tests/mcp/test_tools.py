@@ -85,7 +85,7 @@ def answer(store: Store, tool: str, **arguments: Any) -> Any:
     return found["result"] if set(found) == {"result"} else found
 
 
-def test_what_specs_may_name_is_listed(finished: tuple[Store, str]) -> None:
+def test_names_for_specs_are_listed(finished: tuple[Store, str]) -> None:
     names = answer(finished[0], "catalog")
     assert {"gpt2-medium", "llama-8b"} <= set(names["models"])
     assert {"native", "megatron"} <= set(names["trainers"])
@@ -118,7 +118,7 @@ def test_a_study_with_a_target_answers_with_the_targets_ranking() -> None:
     store.close()
 
 
-def test_legality_is_counted_and_explained(finished: tuple[Store, str]) -> None:
+def test_valid_configs_are_counted_and_exclusions_explained(finished: tuple[Store, str]) -> None:
     space = answer(
         finished[0], "legal_configs", spec=spec(space={"tp": [1, 2, 4, 3], "precision": ["bf16"]})
     )
@@ -132,7 +132,7 @@ def test_legality_is_counted_and_explained(finished: tuple[Store, str]) -> None:
     assert illegal["predicted"] is None
 
 
-def test_a_config_of_an_answer_can_be_asked_about(finished: tuple[Store, str]) -> None:
+def test_a_config_in_an_answer_is_a_valid_argument(finished: tuple[Store, str]) -> None:
     plan = answer(finished[0], "plan", spec=spec(), top=2)
     assert [row["rank"] for row in plan["configs"]] == [1, 2]
     first = plan["configs"][0]
@@ -155,7 +155,7 @@ def test_a_launch_is_reviewed_from_its_text(finished: tuple[Store, str]) -> None
     assert "--cluster" in answer(finished[0], "review", files={"run.sh": text})["missing"][0]
 
 
-def test_a_plan_in_which_nothing_fits_says_what_would(finished: tuple[Store, str]) -> None:
+def test_a_plan_in_which_nothing_fits_has_remedies(finished: tuple[Store, str]) -> None:
     asked = spec(
         model="llama-70b",
         workload={"seq_len": 8192, "global_batch_size": 64},
@@ -167,7 +167,7 @@ def test_a_plan_in_which_nothing_fits_says_what_would(finished: tuple[Store, str
     assert plan["remedies"]
 
 
-def test_what_is_assumed_of_a_model_is_in_the_answers(finished: tuple[Store, str]) -> None:
+def test_assumptions_about_a_model_are_in_the_answers(finished: tuple[Store, str]) -> None:
     asked = spec(
         model="gemma-3-1b",
         workload={"seq_len": 2048, "global_batch_size": 64},
@@ -183,7 +183,7 @@ def test_what_is_assumed_of_a_model_is_in_the_answers(finished: tuple[Store, str
     assert answer(finished[0], "plan", spec=spec())["assumed"] == []
 
 
-def test_clusters_stand_side_by_side(finished: tuple[Store, str]) -> None:
+def test_clusters_are_compared(finished: tuple[Store, str]) -> None:
     rows = answer(
         finished[0],
         "compare_clusters",
@@ -246,7 +246,7 @@ def test_results_are_read(finished: tuple[Store, str]) -> None:
         ),
     ],
 )
-def test_mistakes_are_tool_errors_with_the_remedy(
+def test_mistakes_are_tool_errors_with_a_remedy(
     finished: tuple[Store, str], tool: str, arguments: dict[str, Any], words: str
 ) -> None:
     result = ask(finished[0], tool, **arguments)

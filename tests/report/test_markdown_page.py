@@ -11,9 +11,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from autotune.report.figures import figures_of
-from autotune.report.figures.figure_markdown import MOST_ROWS, figure_markdown
-from autotune.report.markdown_page import MOST_CHARACTERS, markdown_report
-from autotune.report.markdown_text import BAR_SIGNS, bar, block, code, table, text
+from autotune.report.figures.figure_markdown import MAX_ROWS, figure_markdown
+from autotune.report.markdown_page import MAX_CHARACTERS, markdown_report
+from autotune.report.markdown_text import BAR_LENGTH, bar, block, code, table, text
 from autotune.results.answers import result_from
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import ParallelConfig, StudyStatus, Trial
@@ -48,7 +48,7 @@ def rendered(markdown: str) -> Reader:
     return reader
 
 
-def test_a_finished_study_is_answered_first() -> None:
+def test_the_report_of_a_finished_study_starts_with_the_answer() -> None:
     page = markdown_report(record(), trials())
     read = rendered(page)
     first = read.text[: read.text.index("Runs before the finals (5)")]
@@ -79,7 +79,7 @@ def test_figures_are_tables_with_bars_once_each() -> None:
     assert rendered(page).tags.count("table") == len(titles)
 
 
-def test_a_service_is_linked() -> None:
+def test_the_report_links_to_the_service() -> None:
     links = rendered(markdown_report(record(), trials(), service="http://tuner:8600/")).links
     assert links[0] == "http://tuner:8600/studies/s1"
     assert set(links[1:]) == {f"http://tuner:8600/studies/s1/trials/{n}" for n in range(5)}
@@ -88,7 +88,7 @@ def test_a_service_is_linked() -> None:
 @pytest.mark.parametrize(
     "shown", [text(FOREIGN), table([("a", False)], [[text(FOREIGN)]])], ids=["line", "cell"]
 )
-def test_foreign_text_stays_text(shown: str) -> None:
+def test_foreign_text_does_not_become_markup(shown: str) -> None:
     read = rendered(shown)
     assert set(read.tags) <= {"p", "span", "table", "thead", "tbody", "tr", "th", "td"}
     assert read.text.replace("\u200b", "").strip().removeprefix("a").strip() == FOREIGN
@@ -96,7 +96,7 @@ def test_foreign_text_stays_text(shown: str) -> None:
     assert not re.search(r"@\w|#\d|https?:", read.text)
 
 
-def test_code_holds_its_signs() -> None:
+def test_code_keeps_special_characters() -> None:
     assert rendered(code("a`b``c <i>|").replace("\\|", "|")).text.strip() == "a`b``c <i>|"
     assert rendered(table([("a", False)], [[code("x|y")]])).text.split() == ["a", "x|y"]
     assert rendered(block("```\nnot the end\n```")).text.strip() == "```\nnot the end\n```"
@@ -106,13 +106,13 @@ def test_bars_are_in_proportion() -> None:
     assert [len(bar(share)) for share in (0.0, 1e-9, 0.5, 1.0, 7.0)] == [
         0,
         1,
-        BAR_SIGNS // 2,
-        BAR_SIGNS,
-        BAR_SIGNS,
+        BAR_LENGTH // 2,
+        BAR_LENGTH,
+        BAR_LENGTH,
     ]
 
 
-def test_long_data_are_thinned_from_the_first_to_the_last_row() -> None:
+def test_long_tables_show_evenly_spread_rows() -> None:
     figure = Figure(
         name="loss",
         title="Loss",
@@ -129,9 +129,9 @@ def test_long_data_are_thinned_from_the_first_to_the_last_row() -> None:
         for line in figure_markdown(figure).splitlines()
         if line.startswith("| ")
     ][2:]
-    assert len(shown) == MOST_ROWS
+    assert len(shown) == MAX_ROWS
     assert (shown[0], shown[-1]) == ("| 0", "| 999")
-    assert f"{MOST_ROWS} of 1,000 rows" in figure_markdown(figure)
+    assert f"{MAX_ROWS} of 1,000 rows" in figure_markdown(figure)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_unfinished_and_failed_studies_have_a_report(some: list[Trial]) -> None:
 
 
 @pytest.mark.parametrize("sign", ["@a", "$"])
-def test_a_long_study_fits_a_comment(sign: str) -> None:
+def test_the_report_of_a_long_study_fits_into_a_comment(sign: str) -> None:
     long = [sign * 3000] * 2
     many = [
         replace(
@@ -176,7 +176,7 @@ def test_a_long_study_fits_a_comment(sign: str) -> None:
     page = markdown_report(
         record(message=long[0], spec={"name": "x" * 100_000}), many, service="http://tuner:8600"
     )
-    assert len(page) <= MOST_CHARACTERS
+    assert len(page) <= MAX_CHARACTERS
     for words in (
         "416 more runs are not shown",
         "32 earlier failures are not shown",

@@ -10,8 +10,8 @@ from autotune.report.notes import SHARED_BY, brief_note, infeasible_line, notes_
 from autotune.report.terminal import (
     SPEEDS,
     by_config,
-    configs_of_study_table,
     speeds_line,
+    study_configs_table,
 )
 from autotune.spec import Failure, FailureKind, Trial, TrialPurpose, TrialStatus
 from tests.report.test_terminal import shown
@@ -40,13 +40,13 @@ def infeasible(number: int, reason: str) -> Trial:
 
 def test_a_note_that_many_rows_share_is_written_once_under_the_table() -> None:
     found = [stopped(number) for number in range(1, 19)]
-    text = shown(configs_of_study_table(by_config(found)), width=200)
+    text = shown(study_configs_table(by_config(found)), width=200)
     assert text.count("all of its first 3 steps") == 1
     assert "cannot win (18 trials): all of its first 3 steps" in text
     assert text.count("cannot win") == 19
 
 
-def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them() -> None:
+def test_notes_with_the_same_short_form_share_a_line_with_one_example() -> None:
     found = [
         out_of_memory(2),
         out_of_memory(5),
@@ -57,14 +57,14 @@ def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them(
     )
 
 
-def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
+def test_a_long_note_without_a_short_form_is_replaced_by_a_number() -> None:
     reason = "the trainer of this study cannot run expert parallelism with sequence parallelism"
     notes = notes_of([infeasible(number, reason) for number in range(SHARED_BY)])
     assert set(notes.cells.values()) == {"(1)"}
     assert notes.shared == (f"(1) {SHARED_BY} trials: {reason}",)
 
 
-def test_the_second_number_stands_like_the_first() -> None:
+def test_the_second_number_has_the_format_of_the_first() -> None:
     reasons = [
         f"the trainer of this study cannot run {knob} with sequence parallelism"
         for knob in ("experts", "adapters")
@@ -96,15 +96,15 @@ def test_other_notes_stay_in_their_rows(found: list[Trial]) -> None:
     assert [notes.cells[t.number] for t in found] == [t.reason for t in found]
 
 
-def test_the_view_of_a_running_study_writes_nothing_under_its_table() -> None:
+def test_the_live_view_has_no_caption_under_its_table() -> None:
     text = shown(
-        configs_of_study_table(by_config([stopped(number) for number in range(9)]), steps={}),
+        study_configs_table(by_config([stopped(number) for number in range(9)]), steps={}),
         width=200,
     )
     assert "cannot win (9" not in text
 
 
-def test_errors_of_different_causes_are_all_seen() -> None:
+def test_each_cause_of_errors_is_shown() -> None:
     def failed(number: int, exception: str) -> Trial:
         failure = Failure(
             kind=FailureKind.ERROR,
@@ -126,7 +126,7 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     assert notes.cells[9] == "error: KeyError: 'tokens' (rank 3)"
 
 
-def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
+def test_a_trial_on_a_throttled_gpu_has_a_note() -> None:
     hot = trial(3)
     readings = {"temperature_c": 88.0, "throttled_share": 0.12, "throttled": 1.0}
     hot = replace(hot, measurement=replace(hot.measurement, utilization=readings))
@@ -148,7 +148,7 @@ def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> Non
     )
 
 
-def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
+def test_the_caption_of_a_table_explains_the_speeds() -> None:
     found = [replace(trial(0), purpose=TrialPurpose.BASELINE), trial(1)]
     assert speeds_line(found) == SPEEDS
     unmeasured = replace(out_of_memory(0), purpose=TrialPurpose.BASELINE)
@@ -157,7 +157,7 @@ def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
     )
 
 
-def test_a_brief_note_keeps_what_went_wrong_and_drops_what_everybody_knows() -> None:
+def test_a_brief_note_keeps_the_problem_and_drops_what_the_kind_says() -> None:
     def failed(
         kind: FailureKind, message: str, exception: str = "", rank: int | None = None
     ) -> Trial:

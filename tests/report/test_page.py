@@ -12,8 +12,8 @@ from autotune import api
 from autotune.cli.study_text import speedup_line
 from autotune.report.comparison import compare
 from autotune.report.figures import figures_of
-from autotune.report.figures.figure_html import FOREMOST
-from autotune.report.findings import prediction_errors, why
+from autotune.report.figures.figure_html import FIRST_FIGURES
+from autotune.report.findings import prediction_errors, winner_sentences
 from autotune.report.page import html_report
 from autotune.report.svg.axes import Axis, Point, plot
 from autotune.report.svg.canvas import ticks
@@ -73,13 +73,13 @@ def test_a_finished_study() -> None:
         assert words in page.text
     shown = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
     drawn = [figure.name for figure in figures_of(result_from(record(), trials()))]
-    assert shown == sorted(drawn, key=lambda name: (*FOREMOST, *drawn).index(name))
-    assert shown[: len(FOREMOST)] == [*FOREMOST]
+    assert shown == sorted(drawn, key=lambda name: (*FIRST_FIGURES, *drawn).index(name))
+    assert shown[: len(FIRST_FIGURES)] == [*FIRST_FIGURES]
     assert len(shown) >= 10
     assert sum(tag == "tr" and attrs.get("class") == "won" for tag, attrs in page.tags) == 1
 
 
-def test_nothing_is_fetched_and_nothing_runs() -> None:
+def test_the_page_has_no_external_resources_and_no_scripts() -> None:
     page = html_report(record(), trials())
     reader = read(page)
     assert not {"script", "link", "img", "iframe", "object", "base"} & {
@@ -123,7 +123,7 @@ def test_unfinished_and_failed_studies_have_a_page(some: list[Trial]) -> None:
     shown(compare((study, some), (record(), trials()), palette=Palette(unicode=False)))
 
 
-def test_best_so_far_never_falls() -> None:
+def test_best_so_far_never_decreases() -> None:
     figure = next(f for f in figures_of(result_from(record(), trials())) if f.name == "best_so_far")
     at = [column.name for column in figure.table.columns].index("best_tokens_per_s")
     values = [row[at] for row in figure.table.rows]
@@ -131,14 +131,14 @@ def test_best_so_far_never_falls() -> None:
     assert len(values) == 5
 
 
-def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
+def test_winner_and_speedup_are_computed_if_not_stored() -> None:
     found = result_from(record(best=None, baseline=None, speedup=None), trials())
     assert found.best.number == 3
     assert found.speedup == pytest.approx(2.0)
     assert prediction_errors(found.trials)["step_time"] == pytest.approx(0.1)
 
 
-def test_words_and_figures_are_those_of_the_finals() -> None:
+def test_sentences_and_figures_use_the_final_runs() -> None:
     """Not of the search, whose numbers the speedup does not follow from, but at the machine's speed
     in the search."""
     slow, fast = (
@@ -151,9 +151,11 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
     ]
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
     found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
-    assert "65.5k against 32.8k tokens per second: 2.00 times (95% CI " in why(found)[0]
     assert (
-        why(replace(found, tied_with=(4, 6, 7)))[1]
+        "65.5k against 32.8k tokens per second: 2.00 times (95% CI " in winner_sentences(found)[0]
+    )
+    assert (
+        winner_sentences(replace(found, tied_with=(4, 6, 7)))[1]
         == "Trial 1 is statistically tied with trials 4, 6 and 7."
     )
 
@@ -168,17 +170,17 @@ def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:
         for n, s in ((2, 2.0), (3, 2.6))
     ]
     found = result_from(record(best=None, baseline=None, speedup=None), [default, other, *again])
-    said = "too noisy to tell: the baseline ran between"
-    assert said.capitalize() in why(found)[0]
+    expected = "too noisy to tell: the baseline ran between"
+    assert expected.capitalize() in winner_sentences(found)[0]
     page = html_report(found.record, found.trials)
     assert "too noisy to tell</b>" in page
     assert "95% CI" not in page
     document = api.document(found)
     assert document["speedup"] is document["speedup_low"] is document["speedup_high"] is None
     assert document["too_noisy"]["factor"] == pytest.approx(2.6)
-    assert any(said in note for note in document["notes"])
-    assert speedup_line(document).startswith(said)
-    assert said in repr(found)
+    assert any(expected in note for note in document["notes"])
+    assert speedup_line(document).startswith(expected)
+    assert expected in repr(found)
 
 
 def test_no_interval_is_shown_before_the_finals() -> None:
@@ -203,7 +205,7 @@ def test_reasons_compare_steps_at_equal_tokens() -> None:
         config=replace(fast.config, dp=4),
         reward=Reward(total=1.0, throughput=1.0, stability=1.0),
     )
-    sentences = why(result_from(record(best=1, speedup=None), [slow, best]))
+    sentences = winner_sentences(result_from(record(best=1, speedup=None), [slow, best]))
     assert any("dp 8 -> 4" in sentence for sentence in sentences)
     assert not any("shrank" in sentence or "grew" in sentence for sentence in sentences)
 
@@ -240,7 +242,7 @@ def test_a_figure_of_one_point_is_finite() -> None:
     assert "&lt;t&gt;" in svg
 
 
-def test_a_study_whose_trials_all_failed_says_why_and_has_no_empty_cards() -> None:
+def test_the_report_of_a_study_without_measurements_gives_reasons_and_has_no_empty_cards() -> None:
     failed = [replace(out_of_memory(n), config=trial(n, zero_stage=n).config) for n in range(3)]
     changes = {"status": StudyStatus.FAILED, "best": None, "baseline": None, "speedup": None}
     text = html_report(record(message="no trial was measured", **changes), failed)

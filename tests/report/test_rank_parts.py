@@ -9,7 +9,7 @@ from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
 from tests.diagnosing.made_up import run
 
 
-def test_each_rank_has_a_bar_and_the_verdict_is_said() -> None:
+def test_each_rank_has_a_bar_and_the_verdict_is_shown() -> None:
     evidence = run(ranks=3, slower={1: 2.0})
     seen = Measurement(
         step_times_s=evidence.step_times_s, num_ranks=3, evidence=evidence.shortened().to_dict()

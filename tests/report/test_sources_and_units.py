@@ -10,8 +10,8 @@ import pytest
 
 from autotune.report.figures import figures_of
 from autotune.report.figures.one_trial import TrialSource, trial_figures
-from autotune.report.findings import why
-from autotune.report.svg.canvas import tick_words
+from autotune.report.findings import winner_sentences
+from autotune.report.svg.canvas import tick_labels
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.answers import result_from
 from autotune.spec import Trial
@@ -52,16 +52,16 @@ def test_the_parts_of_all_bars_have_one_source(with_profile: tuple[int, ...], so
         assert parts == pytest.approx(0.4 if source == "profiled" else predicted_s)
 
 
-def test_sentences_compare_a_profile_with_a_profile_only() -> None:
+def test_sentences_only_compare_profiles_with_profiles() -> None:
     both = [profiled(t) if t.number in (0, 3) else t for t in trials()]
     one = [profiled(t) if t.number == 3 else t for t in trials()]
-    assert not any("predicted" in said for said in why(result_from(record(), both)))
-    of_one, of_none = (why(result_from(record(), found)) for found in (one, trials()))
+    assert not any("predicted" in said for said in winner_sentences(result_from(record(), both)))
+    of_one, of_none = (winner_sentences(result_from(record(), found)) for found in (one, trials()))
     assert of_one == of_none
     assert any("(predicted)" in said for said in of_one)
 
 
-def test_the_measured_step_of_a_trial_is_a_bar_that_says_so() -> None:
+def test_the_measured_step_of_a_trial_is_a_labeled_bar() -> None:
     source = TrialSource(
         trial=trial(1, step_time_s=0.4),
         steps={"step": [], "step_time_s": [], "loss": [], "grad_norm": []},
@@ -110,5 +110,5 @@ def test_the_ticks_of_an_axis_have_one_unit_and_its_title_has_none(step_s: float
         ([], format_duration, []),
     ],
 )
-def test_words_of_ticks(values: list[float], number, words: list[str]) -> None:  # type: ignore[no-untyped-def]
-    assert tick_words(values, number) == words
+def test_tick_labels(values: list[float], number, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+    assert tick_labels(values, number) == words

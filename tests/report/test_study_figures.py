@@ -48,7 +48,7 @@ def source(times_s: list[float], one: Trial) -> FigureSource:
     return FigureSource(result=found, steps={one.number: steps})
 
 
-def test_each_figure_is_drawn_or_says_what_it_needs() -> None:
+def test_each_figure_is_drawn_or_states_what_it_needs() -> None:
     assert set(MISSING) | {"running_steps"} == set(FIGURES)
     for figure in figures_of(result_from(record(), trials())):
         assert MISSING[figure.name][0] == figure.title
@@ -60,7 +60,7 @@ def test_each_figure_is_drawn_or_says_what_it_needs() -> None:
     assert "Not drawn yet:" in read(html_report(record(status=StudyStatus.RUNNING), [])).text
 
 
-def test_what_is_left_of_a_running_trial() -> None:
+def test_the_time_left_of_a_running_trial() -> None:
     (left,) = steps_left(source([9.0, 9.0, 2.0, 2.0, 2.0], running(5)))
     # 7 and 32 steps of 2 s, less 5
     assert (left.done, left.most, left.least_s, left.most_s) == (
@@ -86,7 +86,7 @@ def test_the_steps_of_running_trials_are_a_figure_with_data() -> None:
     assert running_steps(source([], running(5))) is None
 
 
-def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
+def test_final_runs_are_not_counted_as_configs() -> None:
     """A config that was re-measured has one figure, wherever it is shown; a lucky round is not the
     best."""
     lucky = replace(
@@ -105,7 +105,7 @@ def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
     assert max(row[at] for row in figures["feasible_map"].table.rows if row[at]) == most
 
 
-def test_a_config_that_was_asked_for_again_counts_once() -> None:
+def test_a_config_proposed_twice_counts_once() -> None:
     """The machine changed, and the search measured a fast config again: the later run holds its
     figure in every drawing."""
     early, late = (
@@ -122,7 +122,7 @@ def test_a_config_that_was_asked_for_again_counts_once() -> None:
     assert max(level for level in levels if level is not None) < tokens_per_s(early)
 
 
-def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
+def test_proxies_use_the_budget_but_their_speeds_are_not_shown() -> None:
     """A proxy runs a smaller job on the cluster at hand."""
     study = record().study
     small = replace(study.workload.cluster, name="h100-1x2", gpus_per_node=2)
@@ -140,13 +140,13 @@ def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
     assert all(row[4] is None for row in figures["feasible_map"].table.rows)
     assert len(figures["predicted_measured"].table.rows) == 3
     for name in ("predicted_measured", "predicted_measured_memory"):
-        told = figures[name].how_to_read
-        assert "proxy" in told
-        assert not any(word in told for word in ("best trial", "baseline"))
+        reported = figures[name].how_to_read
+        assert "proxy" in reported
+        assert not any(word in reported for word in ("best trial", "baseline"))
     assert "of the 2 ranks" in figures["timeline"].shows
 
 
-def test_the_budget_is_written_for_people_and_kept_in_seconds() -> None:
+def test_the_budget_is_shown_with_units_and_stored_in_seconds() -> None:
     table = {f.name: f for f in figures_of(result_from(record(elapsed_s=1234.5678), trials()))}[
         "budget"
     ].table
@@ -157,7 +157,7 @@ def test_the_budget_is_written_for_people_and_kept_in_seconds() -> None:
     assert not any("." in cell for row in shown.values() for cell in row[1:4])
 
 
-def test_the_map_of_a_space_with_one_knob_names_it_once() -> None:
+def test_the_map_of_a_space_with_one_knob_shows_it_once() -> None:
     """A single config beside which its fp32 reference ran."""
     study = record().study
     space = SpaceSpec(knobs={"precision": ("bf16",), "tp": (1,), "pp": (1,)}, world_sizes=(8,))
@@ -209,7 +209,7 @@ def test_the_caption_explains_only_marks_that_are_drawn() -> None:
     assert {"Pale dots", "The square", "Crosses"} <= drawn
 
 
-def test_pale_are_the_trials_that_were_stopped_and_no_others() -> None:
+def test_only_stopped_trials_are_pale() -> None:
     superseded = trial(5, step_time_s=0.9, zero_stage=1)
     stopped = replace(trial(6, step_time_s=3.0, zero_stage=3), status=TrialStatus.STOPPED)
     figure = best_so_far([*trials(), superseded, stopped])
@@ -217,7 +217,7 @@ def test_pale_are_the_trials_that_were_stopped_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("measured", [[], trials()], ids=["plan", "study"])
-def test_the_map_marks_what_is_predicted_only_where_something_is_measured(
+def test_the_map_labels_predictions_only_if_something_was_measured(
     measured: list[Trial],
 ) -> None:
     figure = feasible_map(FigureSource(result=result_from(record(), measured)))
@@ -241,7 +241,7 @@ def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float
     return found
 
 
-def test_the_names_of_knobs_do_not_touch_the_values_beside_a_map() -> None:
+def test_names_of_knobs_do_not_overlap_the_values_of_a_map() -> None:
     figure = feasible_map(FigureSource(result=result_from(record(), trials())))
     assert figure is not None
     words = words_of(figure.svg, 8.0)  # at the type of a phone
@@ -251,7 +251,7 @@ def test_the_names_of_knobs_do_not_touch_the_values_beside_a_map() -> None:
     assert all(a[1] <= b[0] for a, b in rows)
 
 
-def test_words_beside_bars_stay_inside_and_do_not_touch() -> None:
+def test_labels_of_bars_stay_inside_and_do_not_overlap() -> None:
     svg = stacked_bars(
         [
             Bar(label="accumulation_steps", parts={"a": 0.2, "b": 0.8}, note="59 min 31 s left"),
@@ -269,7 +269,7 @@ def test_words_beside_bars_stay_inside_and_do_not_touch() -> None:
     assert all(a[1] <= b[0] for a, b in rows)
 
 
-def test_ticks_below_bars_have_room_for_their_words() -> None:
+def test_tick_labels_below_bars_do_not_overlap() -> None:
     svg = stacked_bars(
         [Bar(label="winner #3", parts={"a": 379.0 * 2**20}, note="379 MiB measured")],
         names={"a": "weights"},
@@ -293,7 +293,7 @@ def drawn(values: list[float]) -> str:
     )
 
 
-def test_a_step_that_compiles_does_not_flatten_the_others_and_keeps_its_value() -> None:
+def test_a_compiling_step_does_not_compress_the_axis_and_shows_its_value() -> None:
     figure = drawn([45.0, *[0.40 + 0.01 * i for i in range(12)]])
     heights = [float(y) for y in re.findall(r'<circle[^>]* cy="([\d.]+)"', figure)]
     assert len(heights) == 12
@@ -305,15 +305,15 @@ def test_a_step_that_compiles_does_not_flatten_the_others_and_keeps_its_value() 
 @pytest.mark.parametrize(
     "values", [[1.0, 9.0], [1.0, 2.0, 3.0, 9.0, 10.0, 11.0], [3.0] * 8], ids=str
 )
-def test_values_that_are_no_outliers_stay_in_the_figure(values: list[float]) -> None:
+def test_values_that_are_not_outliers_stay_in_the_figure(values: list[float]) -> None:
     assert '<path class="over"' not in drawn(values)
 
 
 @pytest.mark.parametrize("top", [0.012, 1.003, 7.0, 1.0e6])
-def test_no_two_ticks_say_the_same(top: float) -> None:
+def test_tick_labels_are_unique(top: float) -> None:
     axis = Axis(
         label="tokens per second", format=lambda value: f"{value:.1g}", low=0.97 * top, high=top
     )
-    words = [said for _, said in axis.shown_ticks(axis.low or 0.0, top, 5)]
+    words = [said for _, said in axis.shown_ticks(axis.low or 0.0, top)]
     assert words
     assert len(words) == len(set(words))

@@ -20,12 +20,12 @@ from autotune.cli.study_text import configs_table
 from autotune.report.terminal import (
     Palette,
     by_config,
-    configs_of_study_table,
     format_bytes,
     format_count,
     format_duration,
     plain_table,
     plan_table,
+    study_configs_table,
     time_bar,
     time_legend,
 )
@@ -48,10 +48,10 @@ def test_a_summary_has_no_footnote_for_reasons_that_its_rows_do_not_show() -> No
         replace(trial(n), reason="expected gain 0.6% over the best so far, 99% likely to run")
         for n in range(4)
     ]
-    assert "expected gain" not in shown(configs_of_study_table(by_config(found)), width=200)
+    assert "expected gain" not in shown(study_configs_table(by_config(found)), width=200)
 
 
-def test_labels_leave_out_what_has_no_effect() -> None:
+def test_labels_omit_knobs_without_effect() -> None:
     assert config_label(ParallelConfig(tp=2, dp=4)) == "tp2 pp1 dp4 mb1 acc1 bf16"
     config = ParallelConfig(
         tp=2,
@@ -125,11 +125,11 @@ def test_durations(value: float | None, text: str) -> None:
         (math.nan, "-"),
     ],
 )
-def test_spans_that_people_wait_for_have_whole_seconds(value: float | None, text: str) -> None:
+def test_time_spans_are_rounded_to_seconds(value: float | None, text: str) -> None:
     assert format_span(value) == text
 
 
-def test_seconds_and_what_is_not_known_are_written_in_one_way() -> None:
+def test_seconds_and_unknown_values_have_one_format() -> None:
     """By `format_duration`, `format_span` and `UNKNOWN`."""
     root = Path(autotune.__file__).parents[1]
     sources = [*root.glob("autotune/**/*.py"), *root.glob("workers/**/*.py")]
@@ -179,26 +179,26 @@ def test_counts(value: float | None, text: str) -> None:
         (duration_cell(67), "1m 07s"),
     ],
 )
-def test_a_number_of_a_column_has_three_digits(cell: str, text: str) -> None:
+def test_numbers_in_a_column_have_three_digits(cell: str, text: str) -> None:
     assert cell == text
 
 
 def test_a_column_of_a_table_has_numbers_of_equal_precision() -> None:
     even, odd = trial(1, step_time_s=1.0, micro_batch_size=2), trial(2, step_time_s=1.01)
-    for table in (configs_of_study_table(by_config([even, odd])), configs_table([even.to_dict()])):
+    for table in (study_configs_table(by_config([even, odd])), configs_table([even.to_dict()])):
         assert {"65.5k", "1.00 s"} <= set(re.split(r"\s{2,}", shown(table, width=250)))
 
 
-def test_a_row_with_slow_steps_says_that_its_step_is_the_median() -> None:
+def test_the_heading_of_step_times_is_median_step() -> None:
     """Its tokens/s are those of all steps, so both figures together are no contradiction."""
     steady = trial(1, step_time_s=0.5)
     stalled = replace(steady.measurement, step_times_s=(0.5,) * 9 + (5.5,))
     row = replace(steady, measurement=stalled)
-    for table in (configs_of_study_table(by_config([row])), configs_table([row.to_dict()])):
+    for table in (study_configs_table(by_config([row])), configs_table([row.to_dict()])):
         text = shown(table, width=250)
         assert "median step" in text
         assert {"65.5k", "500 ms"} <= set(re.split(r"\s{2,}", text)), "131k at the median step"
-    assert "count all steps" in shown(configs_of_study_table(by_config([row])), width=250)
+    assert "count all steps" in shown(study_configs_table(by_config([row])), width=250)
 
 
 @settings(deadline=None, derandomize=True)
@@ -239,9 +239,7 @@ def test_the_plain_trials_table_is_ascii_and_keeps_foreign_text_harmless() -> No
     )
     other = trial(1, micro_batch_size=2)
     text = shown(
-        configs_of_study_table(
-            by_config([trial(0), other, failed]), best=other.config, palette=ASCII
-        ),
+        study_configs_table(by_config([trial(0), other, failed]), best=other.config, palette=ASCII),
         width=220,
     )
     assert text.isascii()
@@ -272,7 +270,7 @@ LONG = ParallelConfig(
 
 @pytest.mark.parametrize("palette", [Palette(), ASCII])
 @pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
-def test_a_plan_keeps_rank_and_config_on_narrow_terminals(width: int, palette: Palette) -> None:
+def test_a_plan_shows_rank_and_config_on_narrow_terminals(width: int, palette: Palette) -> None:
     rows = [
         SimpleNamespace(rank=n, config=config, estimate=estimate(1.5))
         for n, config in ((7, trial(1).config), (8, LONG))
@@ -294,7 +292,7 @@ def test_a_plan_keeps_rank_and_config_on_narrow_terminals(width: int, palette: P
         assert word in words, word
 
 
-def test_a_plan_says_why_it_shows_no_gain() -> None:
+def test_a_plan_explains_why_it_shows_no_gain() -> None:
     rows = [SimpleNamespace(rank=1, config=trial(1).config, estimate=estimate(1.5))]
     fits = SimpleNamespace(rank=0, config=LONG, estimate=estimate(2.0))
     too_large = replace(fits.estimate, oom_probability=0.97)
@@ -306,7 +304,7 @@ def test_a_plan_says_why_it_shows_no_gain() -> None:
     assert "1.33x" in text
 
 
-def test_a_plan_gives_up_the_parts_first_then_the_step() -> None:
+def test_a_narrow_plan_omits_the_parts_then_the_step() -> None:
     rows = [SimpleNamespace(rank=1, config=trial(1).config, estimate=estimate(1.5))]
     assert "step by parts" in shown(plan_table(rows), width=120)
     middle = shown(plan_table(rows), width=80)
@@ -327,7 +325,7 @@ def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
     again = replace(trial(9, micro_batch_size=4), reason="re-measured")
     found = [trial(0), stopped, replace(trial(8), config=LONG), again]
     wide, narrow = (
-        shown(configs_of_study_table(by_config(found)), width=width) for width in (170, 80)
+        shown(study_configs_table(by_config(found)), width=width) for width in (170, 80)
     )
     assert "cannot win: median 0.5 s" in wide
     assert "predicted" in wide
@@ -339,9 +337,9 @@ def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_one_line_each(width: int) -> None:
+def test_each_trial_is_one_line(width: int) -> None:
     found = [trial(0), replace(trial(8), config=LONG)]
-    lines = shown(configs_of_study_table(by_config(found), steps={}), width=width).splitlines()
+    lines = shown(study_configs_table(by_config(found), steps={}), width=width).splitlines()
     assert [line.split()[0] for line in lines if line.strip()][2:] == ["0", "8"]
 
 
@@ -356,7 +354,7 @@ FOREIGN = "pip install 'autotune-parallel[ray]' [/tmp/x] [bold]b[/bold] \\[a]"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_text_in_tables_is_no_markup(is_terminal: bool) -> None:
+def test_text_in_tables_is_not_interpreted_as_markup(is_terminal: bool) -> None:
     stream, table = io.StringIO(), plain_table(ASCII, title=FOREIGN)
     table.add_column(FOREIGN)
     table.add_column("note")
@@ -366,18 +364,18 @@ def test_text_in_tables_is_no_markup(is_terminal: bool) -> None:
     assert stream.getvalue().count(FOREIGN) == 3 + is_terminal  # a title is for people
 
 
-def test_text_in_a_fitted_table_is_as_wide_as_it_is_long() -> None:
+def test_the_width_of_text_in_a_fitted_table_includes_brackets() -> None:
     failed = replace(
         trial(3),
         status=TrialStatus.FAILED,
         failure=Failure(kind=FailureKind.ERROR, message="[rank0] [/x]"),
     )
     assert "[rank0] [/x]" in shown(
-        configs_of_study_table(by_config([failed]), palette=ASCII), width=200
+        study_configs_table(by_config([failed]), palette=ASCII), width=200
     )
     own = replace(trial(4), config=ParallelConfig(extra={"layout": "[data]", "mount": "[/x]"}))
     assert "layout=[data] mount=[/x]" in shown(
-        configs_of_study_table(by_config([own]), palette=ASCII), width=200
+        study_configs_table(by_config([own]), palette=ASCII), width=200
     )
 
 
@@ -387,7 +385,7 @@ def test_parts_and_statuses_have_their_colors() -> None:
     console.print(
         plan_table([SimpleNamespace(rank=1, config=ParallelConfig(), estimate=estimate(1.0))])
     )
-    console.print(configs_of_study_table(by_config([trial(0)])))
+    console.print(study_configs_table(by_config([trial(0)])))
     blue, green = "38;2;76;120;168", "\x1b[32m"  # of PART_COLORS and STATUS_COLORS
     assert stream.getvalue().count(blue) >= 2, "in the bar and in the legend"
     assert green in stream.getvalue()

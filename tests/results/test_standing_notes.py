@@ -18,7 +18,7 @@ from autotune.ports import StudyRecord
 from autotune.report.figures import figures_of
 from autotune.report.markdown_page import markdown_report
 from autotune.report.page import html_report
-from autotune.report.terminal import by_config, configs_of_study_table, format_count
+from autotune.report.terminal import by_config, format_count, study_configs_table
 from autotune.results import rankings
 from autotune.results.answers import document, ranked_documents, result_from, standings_of
 from autotune.results.rankings import front_documents, ranking_document
@@ -104,7 +104,7 @@ def page_table(result: Result) -> str:
 
 PLACES: dict[str, Callable[[Result], str]] = {
     "the end of tune, status, watch": lambda r: shown_in_a_terminal(
-        configs_of_study_table(by_config(r.shown), best=r.best.config)
+        study_configs_table(by_config(r.shown), best=r.best.config)
     ),
     "best --top": lambda r: shown_in_a_terminal(configs_table(document(r, top=5)["configs"])),
     "best --pareto": lambda r: str(front_documents(r)),

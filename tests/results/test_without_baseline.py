@@ -10,7 +10,7 @@ import pytest
 from markupsafe import escape
 
 from autotune.cli.study_text import answer_lines, print_study
-from autotune.report.findings import why
+from autotune.report.findings import winner_sentences
 from autotune.report.markdown_page import markdown_report
 from autotune.report.page import html_report
 from autotune.results.answers import document, result_from
@@ -74,8 +74,8 @@ def test_all_views_say_why_there_is_no_speedup(
         f"as measured, because {words}; drift is not corrected, and no speedup is reported" in table
     )
     assert f"no speedup is reported, because {words}" in found.notes
-    assert words in why(found)[0]
-    assert why(found)[1].startswith("The best config differs from the baseline in ")
+    assert words in winner_sentences(found)[0]
+    assert winner_sentences(found)[1].startswith("The best config differs from the baseline in ")
     page = render(
         "study_results.html",
         document=document(found),

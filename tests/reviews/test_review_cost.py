@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.brief import brief
+from autotune.cli.fast_start import fast_start
 from autotune.reviews import review
 from tests.benchmarks.review_time import LAUNCHES, NODE
 
@@ -97,7 +97,7 @@ def test_a_brief_command_gives_back_what_it_changed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
     before = dict(os.environ)
-    with brief():
+    with fast_start():
         assert not gc.isenabled()
         assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
         assert os.environ["PYDANTIC_DISABLE_PLUGINS"] == "__all__"

@@ -19,7 +19,7 @@ from autotune.client import Client
 from autotune.ports import ServiceStore
 from autotune.service.http.app import create_app
 from autotune.service.options import ServiceOptions
-from autotune.service.server import config_of
+from autotune.service.server import uvicorn_config
 from autotune.service.supervise.launcher import ProcessLauncher
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.store import open_store
@@ -89,7 +89,7 @@ class Service:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        self._server = uvicorn.Server(config_of(app, self.options))
+        self._server = uvicorn.Server(uvicorn_config(app, self.options))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True
         )

@@ -68,7 +68,7 @@ def test_serve_submit_watch_kill_serve_again(
 
 
 @pytest.mark.thorough
-def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_path: Path) -> None:
+def test_history_and_pages_are_served_while_ray_is_unavailable(tmp_path: Path) -> None:
     with (
         served(tmp_path, "--runner", "ray", "--ray", "http://127.0.0.1:1") as (_, url),
         Client(url) as client,
@@ -95,7 +95,7 @@ def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_pat
 
 
 @pytest.mark.thorough
-def test_submit_says_when_nothing_serves_the_store(
+def test_submit_notes_that_no_service_runs_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
@@ -112,7 +112,7 @@ def test_submit_says_when_nothing_serves_the_store(
 
 
 @pytest.mark.thorough
-def test_a_token_is_made_shown_once_used_and_revoked(
+def test_a_token_is_created_shown_once_used_and_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     store = ["--store", str(tmp_path / "results.db")]
@@ -163,7 +163,7 @@ def test_a_token_is_made_shown_once_used_and_revoked(
         ["list", "--url", "ftp://x"],
     ],
 )
-def test_bad_input_is_said_and_ends_with_2(words: list[str], said: Said) -> None:
-    told = said(*words, code=2, err=True)
-    assert told.startswith("error: ")
-    assert "Traceback" not in told
+def test_bad_input_is_reported_with_exit_code_2(words: list[str], said: Said) -> None:
+    output = said(*words, code=2, err=True)
+    assert output.startswith("error: ")
+    assert "Traceback" not in output

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune import api
-from autotune.cli.source import FolderSource, in_folder, open_source
+from autotune.cli.source import FolderSource, open_source, study_and_store
 from autotune.errors import ConflictError, NotFoundError, SpecError, StoreUnavailableError
 from autotune.spec import Wanted
 from autotune.store import open_store
@@ -168,11 +168,11 @@ def test_the_login_node_reads_each_new_copy(folder: Path) -> None:
             home.copy()
             assert source.status(study)["study"]["status"] == "PAUSED"
             assert source.record(study)["record"]["wanted"] == str(Wanted.PAUSE)
-        assert in_folder("", None, None, folder) == (study, str(folder))
+        assert study_and_store("", None, None, folder) == (study, str(folder))
     with pytest.raises(SpecError, match="this command needs a study"):
-        in_folder("", None, None, None)
+        study_and_store("", None, None, None)
     with pytest.raises(SpecError, match="--in cannot be combined with --store"):
-        in_folder("", "x.db", None, folder)
+        study_and_store("", "x.db", None, folder)
 
 
 def test_a_failed_last_copy_is_an_error_and_the_local_store_is_kept(

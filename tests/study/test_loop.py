@@ -19,7 +19,7 @@ from autotune.ports import (
     StudyRecord,
     TrialRequest,
 )
-from autotune.report.notes import placed_lines
+from autotune.report.notes import placement_lines
 from autotune.results.answers import result_of, study_document
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem
@@ -148,7 +148,7 @@ def test_the_study_says_which_job_runs_it_and_where_its_ranks_are(store: Store) 
     assert told["ray"] == job["ray"]
     last = store.trials(study_id)[-1].number
     assert told["placed"] == [{"trial": last, "node": "gpu-7", "ranks": [0, 1], "gpus": ["2", "3"]}]
-    assert placed_lines(told) == [f"trial {last} had ranks 0 to 1 on gpu-7 with GPUs 2, 3"]
+    assert placement_lines(told) == [f"trial {last} had ranks 0 to 1 on gpu-7 with GPUs 2, 3"]
 
 
 def test_what_was_seen_of_a_program_is_told_once_and_kept_for_each_trial(store: Store) -> None:
@@ -200,7 +200,7 @@ def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: S
     assert [(t["placed"], t["waiting"]) for t in told] == [
         ([], [{"trial": 3, "reason": "no room"}])
     ]
-    assert placed_lines(told[0]) == ["trial 3 waits: no room"]
+    assert placement_lines(told[0]) == ["trial 3 waits: no room"]
     assert record.status is StudyStatus.COMPLETED
     assert study_document(record)["waiting"] == []
 

@@ -14,9 +14,9 @@ import pytest
 from autotune import api
 from autotune.errors import CallbackError, InfeasibleError, NotFoundError, SpecError
 from autotune.ports import Store
-from autotune.report.comparison import facts
+from autotune.report.comparison import result_facts
 from autotune.report.page import html_report
-from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentences
+from autotune.report.target_text import CONSTANT_TEXTS, target_rows, target_sentences
 from autotune.results.rankings import explained
 from autotune.results.result import Result
 from autotune.search.history import informed
@@ -153,11 +153,11 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     assert "Target h100-sxm-4x8" in page
     assert "No trial was measured" not in page
     for row in document["target"]["configs"]:
-        assert set(row["blind"] or ()) <= set(BLIND_WORDS)
+        assert set(row["blind"] or ()) <= set(CONSTANT_TEXTS)
 
 
 def test_a_study_of_proxies_is_compared_by_what_it_says_of_its_target(ended: Result) -> None:
-    told = facts(ended)
+    told = result_facts(ended)
     assert (told["cluster"], told["proxies on"], told["best config"]) == (
         "h100-sxm-4x8",
         "h100-sxm-1x8",

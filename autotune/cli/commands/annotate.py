@@ -1,4 +1,4 @@
-"""Commands for notes and tags, and for deleting a study: note, tag, delete."""
+"""The commands `note`, `tag` and `delete`, which annotate or delete a study."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ def note(
     json: JsonOption = False,
 ) -> None:
     """Add a note to a study, show the study's notes, or remove a note."""
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
 
     if text is not None and remove is not None:
         raise SpecError(
             "TEXT adds a note and --remove removes one; use only one of the two",
             field="--remove",
         )
-    with source_of(study, store, url) as (source, study):
+    with source_with_study(study, store, url) as (source, study):
         if text is not None:
             document = source.add_note(study, text)
-            said = f"note {document['note']['number']} is added to study {study}"
+            message = f"note {document['note']['number']} is added to study {study}"
         elif remove is not None:
             document = source.remove_note(study, remove)
-            said = f"note {remove} of study {study} is removed"
+            message = f"note {remove} of study {study} is removed"
         else:
             document = {"notes": source.notes(study)}
-            said = "" if document["notes"] else f"study {study} has no notes"
+            message = "" if document["notes"] else f"study {study} has no notes"
     if json:
         emit(document)
         return
-    if said:
-        say(said)
+    if message:
+        say(message)
         return
-    for one in document["notes"]:
+    for entry in document["notes"]:
         print(
-            f"{one['number']}  {one['at'][:16].replace('T', ' ')}  {one['author'] or 'this machine'}"
+            f"{entry['number']}  {entry['at'][:16].replace('T', ' ')}  {entry['author'] or 'this machine'}"
         )
-        print("\n".join(f"    {line}" for line in one["text"].splitlines()))
+        print("\n".join(f"    {line}" for line in entry["text"].splitlines()))
 
 
 def tag(
@@ -69,20 +69,22 @@ def tag(
     json: JsonOption = False,
 ) -> None:
     """Add, remove or show the tags of a study."""
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
 
-    with source_of(study, store, url) as (source, study):
-        asked = tags or remove
+    with source_with_study(study, store, url) as (source, study):
+        is_change = tags or remove
         document = (
             source.tag(study, add=tags or (), remove=remove or ())
-            if asked
+            if is_change
             else source.status(study)
         )
-    found = document["study"]
+    changed = document["study"]
     if json:
-        emit({"study": found})
+        emit({"study": changed})
         return
-    say(f"study {found['id']} ({found['name']}) has the tags: {', '.join(found['tags']) or 'none'}")
+    say(
+        f"study {changed['id']} ({changed['name']}) has the tags: {', '.join(changed['tags']) or 'none'}"
+    )
 
 
 def delete(
@@ -93,12 +95,12 @@ def delete(
     json: JsonOption = False,
 ) -> None:
     """Permanently delete a finished study with its trials and history, after confirmation."""
-    from autotune.cli.named_study import to_delete
+    from autotune.cli.named_study import study_to_delete
     from autotune.cli.source import open_source
     from autotune.report.deletion_notice import deletion_lines
 
     with open_source(store, url) as source:
-        study = to_delete(source, study)
+        study = study_to_delete(source, study)
         if not yes:
             for line in deletion_lines(source.deletion(study)["deletion"]):
                 say(line)

@@ -1,4 +1,4 @@
-"""Commands about results: best, explain."""
+"""The commands `best` and `explain`, which print results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from autotune.cli.output import (
     InOption,
     JsonOption,
+    OptionalStudyArgument,
     StoreOption,
-    StudyOfFolder,
     UrlOption,
     VersionOption,
     consoles,
@@ -122,29 +122,27 @@ def best(
     If nothing was measured for --model and --cluster, the configs for the most similar measured workload are shown.
     If nothing similar was measured, the cost model's ranking is shown.
     """
-    from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder, open_source
+    from autotune.cli.named_study import source_with_study
+    from autotune.cli.source import open_source, study_and_store
 
     if folder is not None:
-        study, store = in_folder(study or "", store, url, folder)
-    asked: dict[str, Any] = {
+        study, store = study_and_store(study or "", store, url, folder)
+    filters: dict[str, Any] = {
         "model": model,
         "cluster": cluster,
         "trainer": trainer,
         "runner": runner,
-    }
-    asked |= {
         "num_gpus": num_gpus,
         "days": days,
         "seq_len": seq_len,
         "global_batch_size": global_batch_size,
     }
-    given = [
-        f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)
+    used = [
+        f"--{name.replace('_', '-')}" for name, value in filters.items() if value not in ("", None)
     ]
-    if study and given:
+    if study and used:
         raise SpecError(
-            f"{', '.join(given)} can only be used across studies, but the study {study!r} is given too",
+            f"{', '.join(used)} can only be used across studies, but the study {study!r} is given too",
             remedy="omit the study, or these options",
         )
     if not study and version:
@@ -166,19 +164,19 @@ def best(
         "top": top or 1,
     }
     if study:
-        with source_of(study, store, url) as (source, study):
+        with source_with_study(study, store, url) as (source, study):
             document = source.best(study, pareto=pareto, version=version or (), **ranking)
     else:
-        del asked["days"]
+        del filters["days"]
         after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
         with open_source(store, url, missing="empty") as source:
-            document = source.best_across(**asked, measured_after=after, **ranking)
+            document = source.best_across(**filters, measured_after=after, **ranking)
     if (target := document.get("target")) is not None and top:
         document["target"] = {**target, "configs": target["configs"][:top]}
-    found = document["best"] is not None or target is not None
+    has_result = document["best"] is not None or target is not None
     if json:
         emit(document)
-    elif not found:
+    elif not has_result:
         note(
             "nothing measured yet"
             if study
@@ -187,22 +185,22 @@ def best(
         for remark in document["notes"]:
             note(remark)
     elif target is not None:
-        from autotune.cli.study_text import next_step, print_target
+        from autotune.cli.study_text import export_command, print_target
 
         print_target(target, top=top)
-        note(f"next: {next_step(document, folder)}")
+        note(f"next: {export_command(document, folder)}")
     else:
         _print_best(document, pareto=pareto, folder=folder)
-    if not found:
+    if not has_result:
         raise typer.Exit(1)
 
 
 def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) -> None:
-    from autotune.cli.study_text import configs_table, next_step, speedup_line, tied_line
+    from autotune.cli.study_text import configs_table, export_command, speedup_line, tied_line
 
     out, _ = consoles()
-    if asked := document.get("objective"):
-        note(f"ranked by {asked['metric']}, stability weight {asked['stability_weight']:g}")
+    if objective := document.get("objective"):
+        note(f"ranked by {objective['metric']}, stability weight {objective['stability_weight']:g}")
     if pareto:
         from autotune.report.reward_tables import front_rows
 
@@ -216,13 +214,13 @@ def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) 
         _print_evidence(document)
         for line in filter(None, (speedup_line(document), tied_line(document))):
             out.print(line)
-    # export knows the study's own
-    if document["study"] and (not asked or asked == document["study"]["objective"]):
-        note(f"next: {next_step(document, folder)}")
+    # `export` uses the study's own objective
+    if document["study"] and (not objective or objective == document["study"]["objective"]):
+        note(f"next: {export_command(document, folder)}")
 
 
 def _print_predicted(document: dict[str, Any]) -> None:
-    """Prints the cost model's ranking."""
+    """Print the cost model's ranking, for a workload without measurements."""
     from autotune.spec import ParallelConfig, config_label
     from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell
 
@@ -249,7 +247,7 @@ def _print_predicted(document: dict[str, Any]) -> None:
 
 
 def _print_observed(document: dict[str, Any]) -> None:
-    """Prints runs that people started themselves."""
+    """Print observed runs, which people started themselves."""
     from autotune.spec import ObservedRun, config_label
 
     for run in map(ObservedRun.from_dict, document.get("observed") or ()):
@@ -261,41 +259,43 @@ def _print_observed(document: dict[str, Any]) -> None:
 
 
 def _print_evidence(document: dict[str, Any]) -> None:
-    """Prints where results across studies come from."""
+    """Print which measurements a result across studies is based on."""
     from autotune.report.terminal import format_duration
     from autotune.spec import ParallelConfig, config_label
     from autotune.spec.texts.as_text import number_of
 
     _print_observed(document)
-    if near := document.get("nearest"):
-        here = near["here"]["estimate"]
-        what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
+    if nearest := document.get("nearest"):
+        here = nearest["here"]["estimate"]
+        workload = f"{nearest['model']} on {nearest['cluster']}, {nearest['seq_len']:,} tokens"
         print(
-            f"measured for the nearest workload ({what}), not for this one; sizes differ by up to a factor of {2 ** near['distance']:.2g}"
+            f"measured for the nearest workload ({workload}), not for this one; sizes differ by up to a factor of {2 ** nearest['distance']:.2g}"
         )
         print(
             f"for this workload the cost model predicts {here['tokens_per_s']:,.0f} tokens/s for the first config, "
             f"with {here['oom_probability']:.0%} risk of running out of memory"
         )
-    if found := document.get("evidence"):
+    if evidence := document.get("evidence"):
         ago = (
-            f", the last {format_duration(found['age_s'])} ago"
-            if found["age_s"] is not None
+            f", the last {format_duration(evidence['age_s'])} ago"
+            if evidence["age_s"] is not None
             else ""
         )
         spread = (
-            f"; the best config's step times vary by {found['spread']:.1%}"
-            if found["spread"] is not None
+            f"; the best config's step times vary by {evidence['spread']:.1%}"
+            if evidence["spread"] is not None
             else ""
         )
-        counts = f"{number_of(found['trials'], 'run')} of {number_of(found['configs'], 'config')} in {number_of(found['studies'], 'study', 'studies')}"
+        counts = f"{number_of(evidence['trials'], 'run')} of {number_of(evidence['configs'], 'config')} in {number_of(evidence['studies'], 'study', 'studies')}"
         print(f"based on: {counts}{ago}{spread}")
-    if left := document.get("untried"):
+    if untried := document.get("untried"):
         first = (
-            config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
+            config_label(ParallelConfig.from_dict(untried["best"]["config"]))
+            if untried["best"]
+            else ""
         )
         print(
-            f"measured: {left['measured']} of {left['legal']:,} valid configs"
+            f"measured: {untried['measured']} of {untried['legal']:,} valid configs"
             + (f"; of the others, {first} has the highest predicted speed" if first else "")
         )
     if "source" in document:
@@ -304,7 +304,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
 
 
 def explain(
-    study: StudyOfFolder = "",
+    study: OptionalStudyArgument = "",
     trial: Annotated[
         int | None, typer.Argument(metavar="TRIAL", help="Number of a trial. Default: the winner.")
     ] = None,
@@ -317,11 +317,11 @@ def explain(
 
     The parts of the trial's reward are compared with the same parts for the baseline and the runner-up.
     """
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
     from autotune.report.reward_tables import formula_rows, reward_rows
     from autotune.reward import STABILITY_RULE
 
-    with source_of(study, store, url, folder) as (source, study):
+    with source_with_study(study, store, url, folder) as (source, study):
         document = source.explain(study, trial)
     if json:
         emit(document)

@@ -1,4 +1,4 @@
-"""`autotune calibrate`: measures this cluster, so that predictions use its real speed."""
+"""The command `calibrate`, which measures this cluster, so that predictions use its real speed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def calibrate(
     from autotune.store import open_to_read
 
     with closing(open_to_read(store)) as results:
-        strays: list[Any] = []
+        slow_parts: list[Any] = []
         calibration = api.calibrate(
-            cluster, store=results, on_progress=note, on_out_of_line=strays.append
+            cluster, store=results, on_progress=note, on_out_of_line=slow_parts.append
         )
     document = calibration.to_dict()
     if json:
-        emit({"calibration": document, "out_of_line": strays})
+        emit({"calibration": document, "out_of_line": slow_parts})
         return
-    for stray in strays:
+    for slow_part in slow_parts:
         print(
-            f"{stray['text']}; unless this is fixed, `autotune tune` omits the node if the cluster has other nodes"
+            f"{slow_part['text']}; unless this is fixed, `autotune tune` omits the node if the cluster has other nodes"
         )
     shown = {
         name: value for name, value in document.items() if isinstance(value, str | int | float)

@@ -1,4 +1,5 @@
-"""Commands that list what a spec can name: knobs, searchers, models, clusters, spaces, trainers, runners."""
+"""The commands that list the values a spec can use: knobs, searchers, models, clusters, spaces,
+trainers, runners."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import Any
 from autotune.cli.output import JsonOption, bare_table, consoles, emit
 from autotune.errors import AutotuneError
 
-LEAST_SENTENCE = 24
-"""minimum width of a column of prose, in characters"""
+MIN_SENTENCE = 24
+"""minimum width of a column of prose, characters"""
 
 
 WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
-"""columns that the table of models drops on a narrow terminal, in this order"""
+"""columns that a narrow terminal omits from the table of models, in this order"""
 
 
 def knobs(json: JsonOption = False) -> None:
@@ -61,8 +62,8 @@ def searchers(json: JsonOption = False) -> None:
     from autotune.registry import SEARCHERS
 
     rows: list[dict[str, Any]] = []
-    for row, found in _plugins(SEARCHERS):
-        variants: Mapping[str, str] = getattr(found, "variants", {})
+    for row, plugin in _plugins(SEARCHERS):
+        variants: Mapping[str, str] = getattr(plugin, "variants", {})
         rows += [
             {**row, "name": f"{row['name']}:{name}", "summary": line}
             for name, line in variants.items()
@@ -155,7 +156,7 @@ def clusters(json: JsonOption = False) -> None:
 
 
 def _tflops(flops_per_s: float | None) -> float | None:
-    """TFLOP/s, rounded; None if the GPU lacks this precision."""
+    """Return TFLOP/s, rounded; None if the GPU lacks this precision."""
     if flops_per_s is None:
         return None
     return round(flops_per_s / 1e12, 1 if flops_per_s >= 1e12 else 3)
@@ -181,15 +182,15 @@ def spaces(json: JsonOption = False) -> None:
         {
             "name": row["name"],
             "summary": row["summary"],
-            "knobs": ", ".join(f"{k} {_values(v)}" for k, v in row["knobs"].items()),
+            "knobs": ", ".join(f"{k} {_values_text(v)}" for k, v in row["knobs"].items()),
         }
         for row in rows
     ]
     _show("spaces", rows, json, shown=shown)
 
 
-def _values(values: Any) -> str:
-    """The values of a knob in a few characters: `1|2|4`, `1..64` for powers of two."""
+def _values_text(values: Any) -> str:
+    """Return a knob's values in short form: `1|2|4`, or `1..64` for powers of two."""
     if isinstance(values, Mapping):
         return " ".join(
             f"{low}..{high}" if name == "powers_of_two" else f"{name} {low}..{high}"
@@ -214,10 +215,10 @@ def trainers(json: JsonOption = False) -> None:
     rows = [
         {
             **row,
-            "checked_against": getattr(found, "checked_against", ""),
-            "summary": getattr(found, "summary", row["summary"]),
+            "checked_against": getattr(plugin, "checked_against", ""),
+            "summary": getattr(plugin, "summary", row["summary"]),
         }
-        for row, found in _plugins(TRAINERS)
+        for row, plugin in _plugins(TRAINERS)
     ]
     _show_plugins("trainers", rows, json)
 
@@ -230,10 +231,11 @@ def runners(json: JsonOption = False) -> None:
 
 
 def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each plug-in of the group as a row, with the loaded object; None, and the reason in the row, for one that cannot be loaded."""
+    """Yield each plug-in in a group as (row, loaded object). If it cannot be loaded, the object is
+    None and the row has the reason."""
     from autotune.registry import load, registered
 
-    for name, found in registered(group).items():
+    for name, entry in registered(group).items():
         loaded = None
         try:
             loaded = load(group, name)
@@ -241,13 +243,13 @@ def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
         except AutotuneError as error:
             summary = f"cannot be loaded: {error.message}"
         yield (
-            {"name": name, "summary": summary, "package": found.package, "version": found.version},
+            {"name": name, "summary": summary, "package": entry.package, "version": entry.version},
             loaded,
         )
 
 
 def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Prints plug-ins; the table has package and version in one column."""
+    """Print plug-ins as JSON or as a table, which has package and version in one column."""
     shown = [
         {
             "name": r["name"],
@@ -275,14 +277,15 @@ def _show(
     shown: list[dict[str, Any]] | None = None,
     optional: Sequence[str] = (),
 ) -> None:
-    """Prints the rows as a JSON document, or `shown` (default: the rows) as a table.
+    """Print the rows as a JSON document, or `shown` (default: the rows) as a table.
 
-    A narrow terminal leaves out the `optional` columns, one by one. Numbers and names are never cut; sentences are wrapped between words.
+    A narrow terminal omits the `optional` columns one by one. Numbers and names are never cut;
+    prose is wrapped between words.
     """
     if as_json:
         emit({title: rows})
         return
-    from autotune.report.table_layout import Column, FittedTable, Shortening
+    from autotune.report.table_layout import Column, FittedTable, TableLayout
     from autotune.report.terminal import Palette, safe
     from autotune.spec.texts.as_text import UNKNOWN
 
@@ -297,15 +300,15 @@ def _show(
                 key=key,
                 heading=(headings or {}).get(key, key.replace("_", " ")),
                 right=key not in ("name", "gpu", "package", "fabric") and key not in sentences,
-                least=LEAST_SENTENCE,
+                min_width=MIN_SENTENCE,
                 cut=key not in sentences,
             )
             for key in keys
         ],
-        stages=[
-            *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
-            Shortening(
-                without=frozenset(optional),
+        layouts=[
+            *(TableLayout(hidden=frozenset(optional[:n])) for n in range(len(optional))),
+            TableLayout(
+                hidden=frozenset(optional),
                 shorten=tuple(key for key in sentences if key not in optional),
             ),
         ],

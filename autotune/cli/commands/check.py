@@ -1,4 +1,5 @@
-"""`autotune check`: whether a study's program can be tuned: its launch, five real steps, and what is understood of its log."""
+"""The command `check`, which shows whether a study's program can be tuned: its launch, five real
+steps, and what autotune understands of its log."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from autotune.cli.output import (
     emit,
     note,
     note_changes,
+    note_placeholders,
     note_probe_off,
-    note_stand_ins,
     read_study,
 )
 from autotune.errors import AutotuneError
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from autotune.study.check.program_check import LogLine, ProgramCheck
     from autotune.study.check.verdict import Verdict
 
-SHOWN_LINES = 100
-"""maximum number of unrecognized log lines to show"""
+MAX_LINES = 100
+"""maximum number of log lines to print of those without recognized values"""
 COLUMN = 34
-"""width of the column with the recognized values"""
+"""width of the column with the recognized values, characters"""
 _AGREEMENT = {True: "", False: "differs", None: "unknown"}
+"""last cell of a row, by whether spec and observation agree"""
 
 
 def check(
@@ -60,59 +62,59 @@ def check(
     from autotune.store import open_to_read
 
     study, places = read_study(spec, {"runner": runner} if runner else None)
-    note_stand_ins(spec)
+    note_placeholders(spec)
     note_probe_off(study)
     if secrets := secrets_note(study):
         note(secrets)
     with closing(open_to_read(store)) as database:
-        shown = _LogView()
+        log_view = _LogView()
         with places:
             prepared = api.prepare_check(study, store=database)
         if not json:
             _print_launch(prepared)
-        found = api.run_check(
-            prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note_changes()
+        result = api.run_check(
+            prepared, on_line=(lambda _: None) if json else log_view.show, on_wait=note_changes()
         )
-    verdict = api.check_verdict(found)
+    verdict = api.check_verdict(result)
     if json:
-        emit(api.check_document(prepared, found))
+        emit(api.check_document(prepared, result))
     else:
-        shown.end()
-        _print_seen(found)
-        _print_end(found.proposal, verdict)
+        log_view.end()
+        _print_comparison(result)
+        _print_verdict(result.proposal, verdict)
     if fix:
-        _fix(spec, found)
+        _fix(spec, result)
     if not verdict.ready:
         raise typer.Exit(FAILED)
 
 
 class _LogView:
-    """The log as it comes: what was understood on the left, the line on the right."""
+    """Prints the log as it arrives: recognized values on the left, the line on the right."""
 
     def __init__(self) -> None:
-        self._shown = self._left_out = 0
+        self._shown = self._num_hidden = 0
 
     def show(self, line: LogLine) -> None:
-        """Prints a line."""
+        """Print a line of the log."""
         if not self._shown:
             print(f"\n{'understood':{COLUMN}} log")
         if not line.text.strip():
             return
-        if not line.metrics and self._shown >= SHOWN_LINES:
-            self._left_out += 1
+        if not line.metrics and self._shown >= MAX_LINES:
+            self._num_hidden += 1
             return
         self._shown += 1
         node = f"[node {line.node}] " if line.node else ""
         text = "".join(sign if sign.isprintable() else " " for sign in line.text)
-        print(f"{_said(line):{COLUMN}} {node}{text}", flush=True)
+        print(f"{_metrics_text(line):{COLUMN}} {node}{text}", flush=True)
 
     def end(self) -> None:
-        """Says how many lines were not shown."""
-        if self._left_out:
-            print(f"{'':{COLUMN}} ({self._left_out:,} more lines that were not understood)")
+        """Print how many lines were hidden."""
+        if self._num_hidden:
+            print(f"{'':{COLUMN}} ({self._num_hidden:,} more lines that were not understood)")
 
 
-def _said(line: LogLine) -> str:
+def _metrics_text(line: LogLine) -> str:
     from autotune.report.terminal import format_bytes, format_duration
     from autotune.spec.texts.as_text import UNKNOWN
 
@@ -129,8 +131,9 @@ def _said(line: LogLine) -> str:
     return ", ".join(words) or UNKNOWN
 
 
-def _space(prepared: PreparedCheck) -> str:
-    """How many configs there are; if there is only one, why, because nothing can be compared with it."""
+def _space_text(prepared: PreparedCheck) -> str:
+    """Return the number of valid configs; if there is only one, also why, because it cannot be
+    compared with others."""
     from autotune.space.enumeration import in_words
 
     excluded = prepared.assembly.space.excluded
@@ -144,13 +147,16 @@ def _print_launch(prepared: PreparedCheck) -> None:
     from autotune.spec import config_label
     from autotune.trainers.command.overrides import values_in
 
-    study, launch = prepared.study, prepared.launch.shown if prepared.launch is not None else None
+    study, launch = (
+        prepared.study,
+        prepared.launch.shown if prepared.launch is not None else None,
+    )
     rows: list[tuple[str, str]] = [
         (
             "study",
             f"{study.name}: {study.workload.model.name} on {study.workload.cluster.name}, trainer {study.trainer}, runner {study.runner}",
         ),
-        ("space", _space(prepared)),
+        ("space", _space_text(prepared)),
         ("config", f"{config_label(prepared.config)} ({prepared.why_config})"),
     ]
     if launch is None:
@@ -178,31 +184,31 @@ def _print_launch(prepared: PreparedCheck) -> None:
     sys.stdout.flush()
 
 
-def _print_seen(found: ProgramCheck) -> None:
-    """What the spec says and the probe saw, side by side, with a column for each config that was run."""
+def _print_comparison(result: ProgramCheck) -> None:
+    """Print the spec's values next to the observed values, for each config that ran."""
     from autotune.spec import config_label
 
-    runs = [run for run in (found, found.second) if run is not None and run.rows]
+    runs = [run for run in (result, result.second) if run is not None and run.rows]
     for run in runs:
         print(f"\n{config_label(run.config)}\n  {'':20} {'said':28} {'seen':40}")
         for row in run.rows:
             print(
                 f"  {row.name:20} {row.said:28} {row.seen or '-':40} {_AGREEMENT[row.agrees]}".rstrip()
             )
-    if found.seen is not None and not runs and found.step_times_s:
-        why = f" ({found.seen.troubles[0]})" if found.seen.troubles else ""
+    if result.seen is not None and not runs and result.step_times_s:
+        why = f" ({result.seen.troubles[0]})" if result.seen.troubles else ""
         print(f"\nthe probe observed no torch optimizer step{why}, so the log is used")
 
 
-def _fix(spec: str, found: ProgramCheck) -> None:
-    """Writes into the spec what can be written, and says what cannot."""
+def _fix(spec: str, result: ProgramCheck) -> None:
+    """Write observed values into the spec where possible, and print a note for the others."""
     from pathlib import Path
 
     from autotune import api
     from autotune.study.check.mended_spec import fixes_of, mended
 
     file = Path(spec)
-    for key, value in fixes_of(found.rows).items():
+    for key, value in fixes_of(result.rows).items():
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = mended(before, key, value)
         if after is None:
@@ -220,7 +226,7 @@ def _fix(spec: str, found: ProgramCheck) -> None:
             note(f"{spec} now has `{key}: {value}`; run the check again")
 
 
-def _print_end(proposal: Any, verdict: Verdict) -> None:
+def _print_verdict(proposal: Any, verdict: Verdict) -> None:
     from autotune.study.check.verdict import quoted
 
     if proposal:

@@ -1,4 +1,5 @@
-"""The diagnose command: what slows down a stored trial, an observed run, or the run in a log."""
+"""The command `diagnose`, which finds what slows down a stored trial, an observed run, or the run
+in a log."""
 
 from __future__ import annotations
 
@@ -42,68 +43,72 @@ def diagnose(
     from autotune.diagnosis import lines_of
 
     if log is not None:
-        subject, found = f"the log {log.name}", _of_log(study, log, store)
+        subject, diagnosis = f"the log {log.name}", _diagnose_log(study, log, store)
     else:
         from autotune.cli.source import open_source
 
         with open_source(store, url) as source:
-            subject, found = _of_stored(source, study, trial)
+            subject, diagnosis = _diagnose_stored(source, study, trial)
     if json:
-        emit({"subject": subject, **found.to_dict()})
+        emit({"subject": subject, **diagnosis.to_dict()})
         return
     note(f"diagnosis of {subject}:")
-    for line in lines_of(found):
+    for line in lines_of(diagnosis):
         print(line)
 
 
-def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
-    from autotune.cli.commands.review import _known_store, _text
+def _diagnose_log(spec: str, log: Path, store: str | None) -> Diagnosis:
+    """Return the diagnosis of the run in a log; `spec`: the spec or launch of that run."""
+    from autotune.cli.commands.review import known_store, read_text
     from autotune.results.diagnoses import diagnosis_of_log
     from autotune.reviews import review
 
-    with _known_store(store, None) as database:
-        found = review(spec, store=database)
-    if found.study is None:
+    with known_store(store, None) as database:
+        reviewed = review(spec, store=database)
+    if reviewed.study is None:
         raise SpecError(
-            f"the log cannot be read, because this is missing from {spec}: {'; '.join(str(missing) for missing in found.missing)}",
+            f"the log cannot be read, because this is missing from {spec}: {'; '.join(str(missing) for missing in reviewed.missing)}",
             remedy="pass a study spec instead (`autotune init` drafts one)",
             field="SPEC",
         )
-    return diagnosis_of_log(_text(log), found.study, found.estimate)
+    return diagnosis_of_log(read_text(log), reviewed.study, reviewed.estimate)
 
 
-def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Diagnosis]:
+def _diagnose_stored(source: Source, name: str, number: int | None) -> tuple[str, Diagnosis]:
+    """Return the name and the diagnosis of an observed run, or of a study's trial."""
     from autotune.results.diagnoses import diagnosis_of_run
     from autotune.spec import ObservedRun
 
-    runs = source.observed(limit=2, id=asked)["runs"] if number is None and len(asked) >= 4 else []
+    runs = source.observed(limit=2, id=name)["runs"] if number is None and len(name) >= 4 else []
     if len(runs) == 1:
         run = ObservedRun.from_dict(runs[0])
         return f"the observed run {run.id}", diagnosis_of_run(run)
-    if asked.endswith((".yaml", ".yml", ".json", ".sh", ".py")) and Path(asked).is_file():
+    if name.endswith((".yaml", ".yml", ".json", ".sh", ".py")) and Path(name).is_file():
         raise SpecError(
-            f"{asked} is a file, not a study or an observed run",
-            remedy=f"add the log (`autotune diagnose --log FILE {asked}`), or specify a study",
+            f"{name} is a file, not a study or an observed run",
+            remedy=f"add the log (`autotune diagnose --log FILE {name}`), or specify a study",
             field="STUDY",
         )
-    found = _trial(source, asked, number)
-    if found is None:
+    measured = _find_trial(source, name, number)
+    if measured is None:
         raise NotFoundError(
-            f"study {asked} has no measured trial"
+            f"study {name} has no measured trial"
             if number is None
-            else f"study {asked} has no trial {number}",
+            else f"study {name} has no trial {number}",
             remedy="`autotune status` lists the study's trials",
         )
-    return f"trial {found.number} ({found.config})", diagnosis_of_run(found)
+    return f"trial {measured.number} ({measured.config})", diagnosis_of_run(measured)
 
 
-def _trial(source: Source, asked: str, number: int | None) -> Trial | None:
-    from autotune.cli.named_study import tell_namesakes
+def _find_trial(source: Source, name: str, number: int | None) -> Trial | None:
+    """Return a study's trial as it was measured, without later final runs; None if there is none.
+    `number`: default, the best trial."""
+    from autotune.cli.named_study import note_namesakes
     from autotune.cli.source import study_with_trials
 
-    tell_namesakes(source, asked)
-    record, trials = study_with_trials(source, asked)
-    if number is None:  # the trial as it was measured, not with what the finals say of its config
+    note_namesakes(source, name)
+    record, trials = study_with_trials(source, name)
+    if number is None:
         best = source.result(record.id).best
         number = (
             best.number

@@ -1,4 +1,5 @@
-"""`autotune doctor`: checks what trials and the service need on this machine, and says how to fix what is missing."""
+"""The command `doctor`, which checks what trials and the service need on this machine and prints
+how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ from autotune.extras import install_command, is_installed, own_requirements
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
 MIN_FREE_BYTES = 1 << 30
+"""free disk space, bytes, below which the check warns: 1 GiB"""
 MIN_SHARED_MEMORY_BYTES = 1 << 28
+"""size of /dev/shm, bytes, below which the check warns: 256 MiB"""
 MIN_OPEN_FILES = 1024
+"""soft limit of open files below which the check warns"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,8 @@ class Check:
 
     name: str
     status: str
-    """ok, hint (advice; nothing was checked), warning (something will not work) or failed (nothing will work)"""
+    """ok, hint (advice; nothing was checked), warning (something will not work) or failed (nothing
+    will work)"""
     detail: str
     remedy: str = ""
 
@@ -43,7 +48,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
 
     The check covers Python, torch, Ray, GPUs, NCCL, the results database, disk, ports and limits.
     """
-    looks: tuple[Callable[[], Check], ...] = (
+    check_functions: tuple[Callable[[], Check], ...] = (
         _python,
         _torch,
         _dry_runs,
@@ -59,12 +64,12 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         partial(_port, "Ray dashboard port", 8265, "nothing to do: Ray takes the next free port"),
     )
     checks = []
-    for look in looks:
+    for check_function in check_functions:
         try:
-            checks.append(look())
+            checks.append(check_function())
         except Exception as error:
             # a broken installation can raise anything, and the other checks must still run
-            name = getattr(look, "func", look).__name__.strip("_")
+            name = getattr(check_function, "func", check_function).__name__.strip("_")
             checks.append(
                 Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}")
             )
@@ -85,10 +90,10 @@ def _print(checks: list[Check]) -> None:
     table.add_column("check")
     table.add_column("result", overflow="fold")
     for check in checks:
-        found = check.detail + (
+        result = check.detail + (
             f"\n-> {check.remedy}" if check.remedy and check.status != OK else ""
         )
-        table.add_row(Text(check.status, style=colors[check.status]), check.name, found)
+        table.add_row(Text(check.status, style=colors[check.status]), check.name, result)
     consoles()[0].print(table)
 
 
@@ -117,8 +122,9 @@ def _torch() -> Check:
 
 
 def _dry_runs() -> Check:
-    """`autotune fit` uses names that torch does not promise to keep, so it is bound to the releases that were tried."""
-    bound = _requirement("torch", "native")
+    """Check that the installed torch is a release tested with `autotune fit`, which uses torch's
+    private functions."""
+    bound = _torch_requirement()
     if not is_installed("torch"):
         return Check(
             name="dry runs",
@@ -141,23 +147,24 @@ def _dry_runs() -> Check:
     )
 
 
-def _requirement(package: str, extra: str) -> str:
-    """The bound that an autotune extra puts on a package, in pip's notation: `<2.14,>=2.13`."""
-    wanted = re.compile(rf"{package}(?P<bound>[<>=][^;]*?)\s*;\s*extra == ['\"]{extra}['\"]")
-    found = (wanted.fullmatch(line) for line in own_requirements())
-    return next((match["bound"] for match in found if match), "")
+def _torch_requirement() -> str:
+    """Return the versions of torch that the extra `native` requires, in pip's notation, e.g.
+    `<2.14,>=2.13`; an empty text if it does not require torch."""
+    requirement = re.compile(r"torch([<>=][^;]*?)\s*;\s*extra == ['\"]native['\"]")
+    matches = (requirement.fullmatch(line) for line in own_requirements())
+    return next((match[1] for match in matches if match), "")
 
 
 def _is_within(version: str, bound: str) -> bool:
-    """Whether a version's major and minor numbers are within `>=X.Y` and `<X.Y`."""
-    release = _numbers(version)
+    """Return whether a version's major and minor numbers are within `>=X.Y` and `<X.Y`."""
+    release = _major_minor(version)
     least, under = re.search(r">=\s*([\d.]+)", bound), re.search(r"<\s*([\d.]+)", bound)
-    return (not least or release >= _numbers(least[1])) and (
-        not under or release < _numbers(under[1])
+    return (not least or release >= _major_minor(least[1])) and (
+        not under or release < _major_minor(under[1])
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _major_minor(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
@@ -222,7 +229,7 @@ def _ray_dashboard() -> Check:
 
 
 def _slurm() -> Check:
-    """The allocation of this process; on a login node, how a study becomes a job."""
+    """Check this process's Slurm allocation; on a login node, print how to run a study as a job."""
     from autotune.slurm.allocation import allocation, in_container
     from autotune.spec.texts.as_text import format_span, number_of
 
@@ -255,12 +262,14 @@ def _store(url: str | None) -> Check:
             count = len(store.studies(limit=1))
     except NotFoundError as error:
         folder = _folder(url)
-        can_be = os.access(folder, os.W_OK)
-        then = "; the first study creates it" if can_be else f", and {folder} is not writable"
+        is_writable = os.access(folder, os.W_OK)
+        outlook = (
+            "; the first study creates it" if is_writable else f", and {folder} is not writable"
+        )
         return Check(
             name="results database",
-            status=OK if can_be else FAILED,
-            detail=error.message + then,
+            status=OK if is_writable else FAILED,
+            detail=error.message + outlook,
             remedy=f"make {folder} writable, or use another store (--store)",
         )
     except (SpecError, StoreError) as error:
@@ -275,7 +284,7 @@ def _store(url: str | None) -> Check:
 
 
 def _folder(url: str | None) -> Path:
-    """The folder of the store, or the nearest existing folder above it."""
+    """Return the store's folder, or the nearest existing folder above it."""
     from autotune.settings import data_folder
     from autotune.store.connection.location import find_location
 

@@ -1,4 +1,5 @@
-"""Commands that hand results on: export (files that launch a trainer), report (an HTML page, or Markdown), compare (two studies side by side)."""
+"""The commands that pass results on: `export` (files that launch a trainer), `report` (an HTML
+page, or Markdown) and `compare` (two studies side by side)."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ import typer
 from autotune.cli.output import (
     InOption,
     JsonOption,
+    OptionalStudyArgument,
     StoreOption,
     StudyArgument,
-    StudyOfFolder,
     UrlOption,
     consoles,
+    dash_as_stdout,
     emit,
     note,
-    or_print,
     write_text,
 )
 from autotune.errors import AutotuneError
 
 
 def export(
-    study: StudyOfFolder = "",
+    study: OptionalStudyArgument = "",
     to: Annotated[
         str,
         typer.Option(
@@ -55,7 +56,7 @@ def export(
         typer.Option(
             "-o",
             "--output",
-            callback=or_print,
+            callback=dash_as_stdout,
             help="Folder for the files. The default, -, prints the files.",
         ),
     ] = None,
@@ -79,7 +80,7 @@ def export(
     """
     import shlex
 
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
     from autotune.spec.checks import options_of
     from autotune.spec.texts.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
@@ -89,8 +90,8 @@ def export(
     starter = scheduler(on)
     if to:
         trainer(to)
-    with source_of(study, store, url, folder) as (source, study), _options_as_typed():
-        found = source.export(
+    with source_with_study(study, store, url, folder) as (source, study), _options_as_typed():
+        exported = source.export(
             study,
             to or source.status(study)["study"]["trainer"],
             options,
@@ -98,21 +99,21 @@ def export(
             trial=trial,
         )
     launch = Launch(
-        argv=tuple(found["argv"]),
-        env=found["env"],
-        files=found["files"],
-        cwd=found.get("cwd", ""),
-        python=found.get("python", ""),
-        notes=tuple(found["notes"]),
-        tuned=found.get("tuned", {}),
+        argv=tuple(exported["argv"]),
+        env=exported["env"],
+        files=exported["files"],
+        cwd=exported.get("cwd", ""),
+        python=exported.get("python", ""),
+        notes=tuple(exported["notes"]),
+        tuned=exported.get("tuned", {}),
     )
-    job = found.get("job", {"files": {}, "notes": []})
+    job = exported.get("job", {"files": {}, "notes": []})
     written = write_launch(launch, output, job=job) if output else []
     has_secrets = launch.shown != launch
     if json:
         if has_secrets:
             note("note: the output contains the secrets in the spec")
-        emit({**found, "written": [str(path) for path in written]})
+        emit({**exported, "written": [str(path) for path in written]})
         return
     if has_secrets and not output:
         note(
@@ -128,8 +129,8 @@ def export(
         for name, text in {**launch.files, **job["files"]}.items():
             print(f"# --- {name}\n{text}")
     if job["files"]:
-        where = f"cd {shlex.quote(str(output))} && " if output else ""
-        print(f"{where}{job['start']}")
+        prefix = f"cd {shlex.quote(str(output))} && " if output else ""
+        print(f"{prefix}{job['start']}")
         return
     launch = launch.placed(str((output or Path()).absolute()))
     if launch.cwd not in ("", "."):
@@ -139,26 +140,26 @@ def export(
 
 @contextmanager
 def _options_as_typed() -> Iterator[None]:
-    """Writes a trainer's option in a remedy as it is typed on the command line."""
+    """Rewrite a trainer's option in an error's remedy as it is typed on the command line."""
     try:
         yield
     except AutotuneError as error:
         error.remedy = re.sub(
             r"\bthe option (\w+)(=\w+)?",
-            lambda found: f"--option {found[1]}{found[2] or '=VALUE'}",
+            lambda match: f"--option {match[1]}{match[2] or '=VALUE'}",
             error.remedy,
         )
         raise
 
 
 def report(
-    study: StudyOfFolder = "",
+    study: OptionalStudyArgument = "",
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            callback=or_print,
+            callback=dash_as_stdout,
             help="File to write. The default, -, prints the report.",
         ),
     ] = None,
@@ -178,12 +179,12 @@ def report(
 
     The report shows the trials, the winner, why the winner is faster, and the failures. The HTML page is self-contained. In Markdown, tables with bars replace the figures.
     """
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
     from autotune.cli.source import study_with_trials
     from autotune.report.markdown_page import markdown_report
     from autotune.report.page import html_report
 
-    with source_of(study, store, url, folder) as (source, study):
+    with source_with_study(study, store, url, folder) as (source, study):
         record, trials = study_with_trials(source, study)
         service = source.url
     is_markdown = form == "markdown" or (
@@ -220,9 +221,11 @@ def compare(
 
     with open_source(store, url) as source:
         if json:
-            found = differing_versions(*(source.result(study).best for study in (first, second)))
+            differences = differing_versions(
+                *(source.result(study).best for study in (first, second))
+            )
             versions = [
-                {"name": name, "first": left, "second": right} for name, left, right in found
+                {"name": name, "first": left, "second": right} for name, left, right in differences
             ]
             emit(
                 {

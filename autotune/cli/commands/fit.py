@@ -1,4 +1,5 @@
-"""`autotune fit`: will the model fit into memory? Dry runs of the model's own code, without a GPU."""
+"""The command `fit`: check by dry runs of the model's own code, without a GPU, whether the model
+fits in memory."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from autotune.cli.output import (
     StoreOption,
     consoles,
     emit,
-    never_printed,
     note,
-    note_stand_ins,
+    note_placeholders,
     palette_of,
     read_study,
+    reject_dash,
     write_text,
 )
 from autotune.cli.quantities import memory_gib, time_s
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from autotune.plan.fit import Fit, RankProgress
     from autotune.ports import DryRunLimits, KnowledgeStore
-    from autotune.report.fit_text import Rows
+    from autotune.report.fit_text import TextTable
     from autotune.report.terminal import Palette
     from autotune.space import SearchSpace
     from autotune.spec import Study
@@ -57,7 +58,7 @@ def fit(
             "-o",
             "--output",
             metavar="FILE.html",
-            callback=never_printed,
+            callback=reject_dash,
             help="Also write the answer as an HTML page with figures.",
         ),
     ] = None,
@@ -118,21 +119,21 @@ def fit(
         )
     limits = DryRunLimits(wall_s=max_wall_s, memory_bytes=max_memory_gib * 2**30)
     study, places = read_study(spec, limits=limits)
-    note_stand_ins(spec)
+    note_placeholders(spec)
     chosen = None if config is None else complete(study.workload, config, study.space.own_knobs)
     with places, closing(open_to_read(store)) as database:
         space = SearchSpace.of_study(study) if profile else None
-        with _progress() as tell:
+        with _progress() as on_rank:
             answers = api.fit(
                 study,
                 chosen,
                 top=top or 1,
                 store=database,
                 limits=limits,
-                on_rank=tell,
+                on_rank=on_rank,
                 space=space,
             )
-        profiled = None if space is None else _profiled(study, space, database, limits)
+        profiled = None if space is None else _profile(study, space, database, limits)
     if output is not None:
         from autotune.report.fit_page import fit_page
 
@@ -155,16 +156,17 @@ def fit(
         raise typer.Exit(FAILED)
 
 
-def _profiled(
+def _profile(
     study: Study, space: SearchSpace, store: KnowledgeStore, limits: DryRunLimits
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the dry runs say, as a document and in sentences; or why there are none."""
+    """Return the results of dry runs of the plan's best configs, as a document and in sentences; if
+    a dry run is impossible, return the reason."""
     from autotune.cost import calibration_for
     from autotune.plan.dry_runs import dry_run_words, profile_document, profile_lines, profile_study
     from autotune.results.calibrations import known_constants, program_of
 
     try:
-        made = profile_study(
+        profile = profile_study(
             study,
             store=store,
             limits=limits,
@@ -178,7 +180,7 @@ def _profiled(
             *([f"  {error.remedy}"] if error.remedy else []),
         ]
     document = profile_document(
-        made,
+        profile,
         space,
         known_constants(study.workload, store, program_of(study))
         or calibration_for(study.workload),
@@ -188,7 +190,7 @@ def _profiled(
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Says on stderr which rank is run, and how long that took."""
+    """Yield the function that prints on stderr which rank is dry-run and how long that took."""
     from rich.status import Status
     from rich.text import Text
 
@@ -200,31 +202,33 @@ def _progress() -> Iterator[Any]:
     if status is not None:
         status.start()
 
-    def tell(now: RankProgress) -> None:
-        of_configs = (
-            f"config {now.config_number} of {now.config_count}, " if now.config_count > 1 else ""
+    def on_rank(progress: RankProgress) -> None:
+        config_text = (
+            f"config {progress.config_number} of {progress.config_count}, "
+            if progress.config_count > 1
+            else ""
         )
-        what = f"{of_configs}dry run {now.number} of {now.count}: pipeline rank {now.pp_rank} of {config_label(now.config)}"
-        if now.run is not None:
-            note(f"{what}: {format_duration(now.run.took_s)}")
+        line = f"{config_text}dry run {progress.number} of {progress.count}: pipeline rank {progress.pp_rank} of {config_label(progress.config)}"
+        if progress.run is not None:
+            note(f"{line}: {format_duration(progress.run.took_s)}")
         elif status is not None:
-            status.update(Text(what))
+            status.update(Text(line))
 
     try:
-        yield tell
+        yield on_rank
     finally:
         if status is not None:
             status.stop()
 
 
 def _print(answers: Sequence[Fit], *, chosen_by_plan: bool) -> None:
-    from autotune.report.fit_text import several, several_line
+    from autotune.report.fit_text import summary_line, summary_table
 
     out, _ = consoles()
     palette = palette_of(out)
     if len(answers) > 1:
-        out.print(several_line(answers), style="bold")
-        _table(out, several(answers), palette)
+        out.print(summary_line(answers), style="bold")
+        _table(out, summary_table(answers), palette)
     for answer in answers:
         _print_one(out, answer, palette, chosen_by_plan=chosen_by_plan)
 
@@ -277,7 +281,7 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
         out.print(safe(line, palette))
 
 
-def _table(out: Console, rows: Rows, palette: Palette) -> None:
+def _table(out: Console, rows: TextTable, palette: Palette) -> None:
     from autotune.report.terminal import plain_table, safe
 
     table = plain_table(palette)

@@ -1,4 +1,5 @@
-"""Commands that run studies as jobs: submit, list, status, watch, logs, pause, resume, stop, cancel."""
+"""The commands that run studies as jobs: submit, list, status, watch, logs, pause, resume, stop,
+cancel."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ from autotune.cli.output import (
     InOption,
     JsonOption,
     NoCheckOption,
+    OptionalStudyArgument,
     SpecArgument,
     StoreOption,
-    StudyOfFolder,
     UrlOption,
     VerboseOption,
     VersionOption,
     consoles,
     emit,
     note,
-    note_stand_ins,
+    note_placeholders,
 )
 from autotune.errors import NotFoundError, SpecError
 
 POLL_S = 1.0
+"""seconds between two reads of a followed study"""
 
 
 def submit(
@@ -48,18 +50,18 @@ def submit(
     from autotune.cli.source import LocalSource, open_source
     from autotune.schema import places_in, read_spec
 
-    asked = read_spec(spec)
-    note_stand_ins(spec)
+    spec_document = read_spec(spec)
+    note_placeholders(spec)
     if no_check:
-        asked["check"] = False
+        spec_document["check"] = False
     with open_source(store, url, missing="created") as source:
-        with places_in(asked):
-            document = source.submit(asked, idempotency_key=key)
+        with places_in(spec_document):
+            document = source.submit(spec_document, idempotency_key=key)
         study = document["study"]
-        for told in document.get("notes", ()):
-            note(told)
+        for text in document.get("notes", ()):
+            note(text)
         if isinstance(source, LocalSource):
-            _say_who_serves(store)
+            _note_if_unserved(store)
         if wait:
             note(f"submitted study {study['id']}")
             _watch(source, study["id"], json)
@@ -71,8 +73,8 @@ def submit(
     note(f"next: autotune watch {study['id']}")
 
 
-def _say_who_serves(store: str | None) -> None:
-    """Says if no service on this machine would run what was submitted to the store."""
+def _note_if_unserved(store: str | None) -> None:
+    """Print a note if no service on this machine would run studies submitted to the store."""
     from autotune.service.supervise.presence import is_served
     from autotune.settings import settings
 
@@ -129,22 +131,25 @@ def list_(
     from autotune.spec import Outcome, StudyStatus
     from autotune.spec.checks import member_of
 
-    of_both = {"model": model, "cluster": cluster}
-    of_studies = {
+    study_filters = {
         "status": member_of("--status", status, StudyStatus) if status else None,
         "owner": owner,
         "name": name,
         "tag": tag,
     }
-    of_runs: dict[str, Any] = {
+    run_filters: dict[str, Any] = {
         "gpu": gpu,
         "trainer": trainer,
         "program": program,
         "outcome": member_of("--outcome", outcome, Outcome) if outcome else "",
         "version": version or (),
     }
-    used, unused = (of_runs, of_studies) if observed else (of_studies, of_runs)
-    filters = {**of_both, **{key: value for key, value in used.items() if value}}
+    used, unused = (run_filters, study_filters) if observed else (study_filters, run_filters)
+    filters = {
+        "model": model,
+        "cluster": cluster,
+        **{key: value for key, value in used.items() if value},
+    }
     if misplaced := [f"--{key}" for key, value in unused.items() if value]:
         raise SpecError(
             f"{' and '.join(misplaced)} {'applies' if len(misplaced) == 1 else 'apply'} to "
@@ -176,7 +181,7 @@ def list_(
 
 
 def status(
-    study: StudyOfFolder = "",
+    study: OptionalStudyArgument = "",
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
@@ -184,10 +189,10 @@ def status(
     json: JsonOption = False,
 ) -> None:
     """Show a study: its status, trials and best config."""
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
     from autotune.cli.source import shown_trials
 
-    with source_of(study, store, url, folder) as (source, study):
+    with source_with_study(study, store, url, folder) as (source, study):
         document = source.status(study)
         trials = [] if json else shown_trials(source, document["study"]["id"])
     if json:
@@ -201,21 +206,22 @@ def status(
 
 
 def watch(
-    study: StudyOfFolder = "",
+    study: OptionalStudyArgument = "",
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
     """Follow a study until it ends; Ctrl-C leaves it running."""
-    from autotune.cli.named_study import source_of
+    from autotune.cli.named_study import source_with_study
 
-    with source_of(study, store, url, folder) as (source, study):
+    with source_with_study(study, store, url, folder) as (source, study):
         _watch(source, source.status(study)["study"]["id"], json, folder)
 
 
 def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -> None:
-    """Follows the study until it ends or is paused; in a terminal, shows the live view. Exits with 1 if the study failed."""
+    """Follow the study until it ends or is paused; in a terminal, show the live view. Exits with 1
+    if the study failed."""
     from contextlib import nullcontext
 
     from autotune.cli.live import LiveView
@@ -230,18 +236,18 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
         if consoles()[1].is_terminal
         else None
     )
-    seen, is_noisy = 0, False
+    last_sequence, is_noisy = 0, False
     with view or nullcontext():
         while True:
             # read before the events: a study is terminal only after its last event
             document = source.status(study)
             if view is not None:
                 view.show(document, source.result(study))
-            while view is None and (events := source.events(study, after=seen)):
+            while view is None and (events := source.events(study, after=last_sequence)):
                 for event in events:
                     if line := history_line(event):
                         note(line)
-                seen = events[-1]["sequence"]
+                last_sequence = events[-1]["sequence"]
             state = StudyStatus(document["study"]["status"])
             if view is None and not is_noisy and (noisy := document.get("too_noisy")):
                 is_noisy = True
@@ -260,7 +266,7 @@ def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -
 
 
 def logs(
-    study: StudyOfFolder = "",
+    study: OptionalStudyArgument = "",
     trial: Annotated[
         int | None,
         typer.Argument(
@@ -279,11 +285,11 @@ def logs(
 
     For a failed trial, the output has the kind of failure, the exception and the last log lines.
     """
-    from autotune.cli.named_study import source_of
-    from autotune.cli.study_text import logged_line
+    from autotune.cli.named_study import source_with_study
+    from autotune.cli.study_text import event_line
     from autotune.report.history import history_line
 
-    with source_of(study, store, url, folder) as (source, study):
+    with source_with_study(study, store, url, folder) as (source, study):
         if trial is None:
             events: list[dict[str, Any]] = []
             while more := source.events(study, after=events[-1]["sequence"] if events else 0):
@@ -292,64 +298,66 @@ def logs(
                 emit({"events": events})
                 return
             for event in events:
-                if line := logged_line(event) if verbose else history_line(event):
+                if line := event_line(event) if verbose else history_line(event):
                     print(f"{event['at'][:19].replace('T', ' ')}  {line}")
             return
-        found = [t for t in source.trials(study) if t["number"] == trial]
-    if not found:
+        matching = [t for t in source.trials(study) if t["number"] == trial]
+    if not matching:
         raise NotFoundError(
             f"study {study} has no trial {trial}",
             remedy=f"`autotune status {study}` lists the study's trials",
         )
     if json:
-        emit({"trial": found[0]})
+        emit({"trial": matching[0]})
         return
-    failure = found[0]["failure"]
-    print(f"trial {trial}: {found[0]['status'].lower()}  {found[0]['reason']}")
+    failure = matching[0]["failure"]
+    print(f"trial {trial}: {matching[0]['status'].lower()}  {matching[0]['reason']}")
     if failure:
-        where = "".join(f", {k} {failure[k]}" for k in ("rank", "step") if failure[k] is not None)
-        print(f"{failure['kind']}{where}: {failure['message']}")
+        position = "".join(
+            f", {k} {failure[k]}" for k in ("rank", "step") if failure[k] is not None
+        )
+        print(f"{failure['kind']}{position}: {failure['message']}")
         for line in (failure["exception"], *failure["log_tail"]):
             if line:
                 print(f"  {line}")
 
 
-def _act(
+def _request(
     action: str, study: str, store: str | None, url: str | None, folder: Path | None, as_json: bool
 ) -> None:
-    from autotune.cli.named_study import to_act_on
-    from autotune.cli.source import in_folder, open_source
+    from autotune.cli.named_study import study_to_control
+    from autotune.cli.source import open_source, study_and_store
 
-    study, store = in_folder(study, store, url, folder)
+    study, store = study_and_store(study, store, url, folder)
     with open_source(store, url) as source:
-        document = source.act(to_act_on(source, study), action)
+        document = source.act(study_to_control(source, study), action)
     if as_json:
         emit(document)
         return
-    found = document["study"]
+    changed = document["study"]
     note(
-        f"study {found['id']} is {found['status'].lower()}"
-        + (f": {found['message']}" if found["message"] else "")
+        f"study {changed['id']} is {changed['status'].lower()}"
+        + (f": {changed['message']}" if changed["message"] else "")
     )
 
 
-def _action(action: str, told: str) -> Callable[..., None]:
-    """The command that asks a study for this."""
+def _make_command(action: str, help_text: str) -> Callable[..., None]:
+    """Return the command that requests `action` of a study. `help_text`: the command's help."""
 
     def command(
-        study: StudyOfFolder = "",
+        study: OptionalStudyArgument = "",
         store: StoreOption = None,
         url: UrlOption = None,
         folder: InOption = None,
         json: JsonOption = False,
     ) -> None:
-        _act(action, study, store, url, folder, json)
+        _request(action, study, store, url, folder, json)
 
-    command.__name__, command.__doc__ = action, told
+    command.__name__, command.__doc__ = action, help_text
     return command
 
 
-pause = _action("pause", "Pause a study: running trials finish, and no new trials start.")
-resume = _action("resume", "Resume a paused study.")
-stop = _action("stop", "Stop a study: running trials finish, then the best config is named.")
-cancel = _action("cancel", "Cancel a study: running trials are killed at once.")
+pause = _make_command("pause", "Pause a study: running trials finish, and no new trials start.")
+resume = _make_command("resume", "Resume a paused study.")
+stop = _make_command("stop", "Stop a study: running trials finish, then the best config is named.")
+cancel = _make_command("cancel", "Cancel a study: running trials are killed at once.")

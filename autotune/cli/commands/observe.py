@@ -1,4 +1,5 @@
-"""The run command, and the list of the runs it has kept: it runs somebody's command in place, with a review before and the measurements after."""
+"""The command `run`, which runs a command in place, with a review before and measurements after,
+and the table of observed runs."""
 
 from __future__ import annotations
 
@@ -76,17 +77,19 @@ def run(
         exec_in_place(
             command, variables_of(os.environ, NOWHERE, profile=profile) if diagnose else None
         )
-    if diagnose and (told := probe_off(os.environ)):
-        note(f"autotune: {told}")
+    if diagnose and (reason := probe_off(os.environ)):
+        note(f"autotune: {reason}")
     reports = str(TemporaryFolder("diagnose").path) if diagnose else ""
 
     def advise(channel: object) -> None:
-        from autotune.cli.brief import brief
+        from autotune.cli.fast_start import fast_start
 
-        with brief():  # it runs as long as the command does, but is loaded as a short one
+        with (
+            fast_start()
+        ):  # this process is long-lived, but its imports should load as fast as a short command's
             from autotune.observing.adviser import Asked, adviser_of
 
-        said = {
+        options = {
             "model": model,
             "cluster": cluster,
             "seq_len": seq_len,
@@ -97,7 +100,7 @@ def run(
         adviser_of(
             Asked(
                 command=tuple(command),
-                said=said,
+                said=options,
                 store=store,
                 as_json=json,
                 reports=reports,
@@ -110,7 +113,7 @@ def run(
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
-    """A table of observed runs. `is_filtered`: whether filters may have hidden other runs."""
+    """Print a table of observed runs. `is_filtered`: whether filters may have hidden other runs."""
     from autotune.spec import ObservedRun, config_label
     from autotune.spec.texts.as_text import bytes_cell, count_cell, duration_cell
 
@@ -123,19 +126,25 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
         return
     rows = []
     for run in map(ObservedRun.from_dict, runs):
-        seen = run.measurement
+        measured = run.measurement
         speed = (
-            count_cell(seen.median_tokens_per_s)
-            if seen and seen.step_times_s and seen.tokens_per_step
+            count_cell(measured.median_tokens_per_s)
+            if measured and measured.step_times_s and measured.tokens_per_step
             else ""
         )
-        peak = bytes_cell(seen.peak_memory_bytes) if seen and seen.peak_memory_bytes else ""
-        where = f"{run.workload.model.name} on {run.workload.cluster.name}" if run.workload else ""
+        peak = (
+            bytes_cell(measured.peak_memory_bytes)
+            if measured and measured.peak_memory_bytes
+            else ""
+        )
+        workload = (
+            f"{run.workload.model.name} on {run.workload.cluster.name}" if run.workload else ""
+        )
         step = duration_cell(run.step_time_s) if run.step_time_s else ""
         ended = run.failure.kind.words if run.failure else run.outcome.lower()
         label = config_label(run.config) if run.config else ""
         began = run.started_at.isoformat()[:19].replace("T", " ")
-        rows.append([run.id, run.program, where, label, step, speed, peak, ended, began])
+        rows.append([run.id, run.program, workload, label, step, speed, peak, ended, began])
     numbers = ("step", "tokens/s", "memory")
     print_table(
         ("id", "program", "workload", "config", *numbers, "ended", "started"), rows, numbers=numbers

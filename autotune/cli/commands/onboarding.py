@@ -1,4 +1,5 @@
-"""Commands that write a first spec: init (from a script, a launch script, a command or a configuration; read, or run for a few steps), import (from a trainer's current configuration)."""
+"""The commands that write a first spec: `init`, from a script, a launch script, a command or a
+configuration, and `import`, from a trainer's current configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, emit, note, note_changes, or_print
+from autotune.cli.output import JsonOption, dash_as_stdout, emit, note, note_changes
 from autotune.cli.quantities import sequence_tokens
 from autotune.errors import AutotuneError, SpecError
 
@@ -24,7 +25,7 @@ OutputOption = Annotated[
         "-o",
         "--output",
         metavar="FILE",
-        callback=or_print,
+        callback=dash_as_stdout,
         help="File for the spec. The default, -, prints the spec.",
     ),
 ]
@@ -91,30 +92,36 @@ def init(
     folder = output.parent if output else Path()
     file = Path(target[0]) if len(target) == 1 else None
 
-    def drafted(said: Said = ()) -> Draft:
+    def make_draft(parser_options: Said = ()) -> Draft:
         if file is None:
-            return command_draft(target, model=model, cluster=cluster, folder=folder, said=said)
-        return first_draft(file, model=model, cluster=cluster, folder=folder, said=said)
+            return command_draft(
+                target, model=model, cluster=cluster, folder=folder, said=parser_options
+            )
+        return first_draft(file, model=model, cluster=cluster, folder=folder, said=parser_options)
 
     if not run:
-        _hand_over(drafted(), output, force=force, json=json)
+        _output_draft(make_draft(), output, force=force, json=json)
         return
     if output and output.exists() and not force:
-        raise _exists(output)  # before anything is started
-    draft, seen = _watched(target, file, drafted, cluster=cluster, folder=folder, yes=yes)
-    _hand_over(draft, output, force=force, json=json, seen=seen)
+        raise _exists_error(output)  # before anything is started
+    draft, observation = _draft_from_run(
+        target, file, make_draft, cluster=cluster, folder=folder, yes=yes
+    )
+    _output_draft(draft, output, force=force, json=json, observation=observation)
 
 
-def _watched(
+def _draft_from_run(
     target: list[str],
     file: Path | None,
-    drafted: Callable[[Said], Draft],
+    make_draft: Callable[[Said], Draft],
     *,
     cluster: str | None,
     folder: Path,
     yes: bool,
 ) -> tuple[Draft, dict[str, Any]]:
-    """The draft with what was observed in its launch, and the observation itself. `drafted`: the draft by what was read, and by what the program's parser said."""
+    """Run the launch for a few steps; return the draft with the observed values, and the
+    observation as a document. `make_draft`: makes the draft from the files and from the options
+    that the program's parser reported."""
     import shlex
     from contextlib import closing
     from dataclasses import replace
@@ -142,15 +149,15 @@ def _watched(
     from autotune.study.check.verdict import OUTPUTS
     from autotune.study.program_remarks import listed
 
-    draft = drafted(())
+    draft = make_draft(())
     here = local_cluster()
     ranks = catalog.cluster(cluster).num_gpus if cluster not in (None, "local") else here.num_gpus
     if file is None:
-        launch, what = launch_of_command(target), "the command"
+        launch, launch_name = launch_of_command(target), "the command"
     elif file.suffix == ".py":
-        launch, what = launch_of_python(file, draft, ranks), file.name
+        launch, launch_name = launch_of_python(file, draft, ranks), file.name
     else:
-        launch, what = launch_of_script(file), file.name
+        launch, launch_name = launch_of_script(file), file.name
     request = request_of(launch, here)
     shown = launch_shown(request)
     note(f"autotune will start this on this machine and stop it after {STEPS} optimizer steps:")
@@ -164,7 +171,7 @@ def _watched(
         "  files    other output is written as usual; existing files that the program changes are restored at the end"
     )
     note("  else     data, downloads and trackers such as wandb work as usual")
-    _ask(yes)
+    _confirm_launch(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
         watched = watch_launch(
             request,
@@ -173,34 +180,37 @@ def _watched(
             on_wait=note_changes(),
             interrupted=lambda: bool(interrupted()),
         )
-    seen = check_trained(watched)
+    observation = check_trained(watched)
     draft = seen_draft(
-        drafted(seen.options) if seen.options else draft,
-        seen,
-        launched=what,
+        make_draft(observation.options) if observation.options else draft,
+        observation,
+        launched=launch_name,
         steps=watched.steps,
         folder=folder,
     )
     if early := ended_early(watched):
         draft = replace(draft, notes=(early, *draft.notes))
-    draft, elsewhere = with_own_outputs(draft, seen, folder)
-    if seen.files:
-        existed = {path: told for path, told in seen.files.items() if told["existed"]}
-        lost = {path: told for path, told in existed.items() if not told["kept"]}
-        note(f"note: the program wrote outside its own folder: {listed(seen.files)}")
+    draft, elsewhere = with_own_outputs(draft, observation, folder)
+    if observation.files:
+        existed = {
+            path: details for path, details in observation.files.items() if details["existed"]
+        }
+        lost = {path: details for path, details in existed.items() if not details["kept"]}
+        note(f"note: the program wrote outside its own folder: {listed(observation.files)}")
         if elsewhere and draft.document.get("outputs") != "keep":
-            files = {path: seen.files[path] for path in elsewhere}
+            files = {path: observation.files[path] for path in elsewhere}
             note(f"note: `tune` stops if a trial would overwrite {listed(files)}: {OUTPUTS}")
         if existed:
             note(
                 f"note: these files existed before: {listed(existed)}; "
                 + (f"not restored: {listed(lost)}" if lost else "they were restored")
             )
-    return lawful(draft, what, folder, here), seen_document(seen, watched.steps)
+    return lawful(draft, launch_name, folder, here), seen_document(observation, watched.steps)
 
 
-def _ask(yes: bool) -> None:
-    """Raises unless a person agrees."""
+def _confirm_launch(yes: bool) -> None:
+    """Ask for confirmation to start the launch. Raises `SpecError` without a terminal, and
+    `typer.Exit` if the answer is no."""
 
     if yes:
         return
@@ -249,27 +259,27 @@ def import_(
     draft = import_draft(
         read_present(file), name, file, model=model, cluster=cluster, folder=folder
     )
-    _hand_over(draft, output, force=force, json=json)
+    _output_draft(draft, output, force=force, json=json)
 
 
-def _hand_over(
+def _output_draft(
     draft: Draft,
     output: Path | None,
     *,
     force: bool,
     json: bool,
-    seen: dict[str, Any] | None = None,
+    observation: dict[str, Any] | None = None,
 ) -> None:
-    """Writes or prints the draft, and says what to do with it."""
-    draft, problem = _checked(draft, output.parent if output else Path())
+    """Write or print the draft, then print its notes and the next command."""
+    draft, problem = _valid_draft(draft, output.parent if output else Path())
     if output:
         _write(draft, output, force=force)
     if json:
-        told = {"seen": seen} if seen is not None else {}
+        observed = {"seen": observation} if observation is not None else {}
         emit(
             {
                 **draft.to_dict(),
-                **told,
+                **observed,
                 "problem": problem,
                 "written": str(output) if output else None,
             }
@@ -280,7 +290,7 @@ def _hand_over(
         note(f"note: {remark}")
     if draft.fill_in:
         note(f"fill in: {', '.join(draft.fill_in)}")
-    # a stand-in would be complained of
+    # placeholders make the spec invalid; the line above already lists them
     if problem and not {"cluster", "model"} & set(draft.fill_in):
         note(f"the spec cannot be loaded yet: {problem}")
     if output:
@@ -289,14 +299,14 @@ def _hand_over(
             if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"]
             else "plan"
         )
-        before = "correct the spec, then " if problem else ""
-        before = "fill in these values, then " if draft.fill_in else before
-        note(f"wrote {output}; next: {before}autotune {step} {output}")
+        first = "correct the spec, then " if problem else ""
+        first = "fill in these values, then " if draft.fill_in else first
+        note(f"wrote {output}; next: {first}autotune {step} {output}")
 
 
-def _checked(draft: Draft, folder: Path) -> tuple[Draft, str]:
-    """The draft without values that no valid config has; and why the spec cannot be loaded or has no
-    valid config, or an empty text."""
+def _valid_draft(draft: Draft, folder: Path) -> tuple[Draft, str]:
+    """Return the draft without values that no valid config has, and the reason why the spec cannot
+    be loaded or has no valid config (empty if it can)."""
     from autotune import api
     from autotune.onboarding.valid_values import with_valid_values
     from autotune.schema.files import with_program_files
@@ -316,7 +326,7 @@ def _write(draft: Draft, output: Path, *, force: bool) -> None:
         with output.open("w" if force else "x", encoding="utf-8") as file:
             file.write(draft.text)
     except FileExistsError:
-        raise _exists(output) from None
+        raise _exists_error(output) from None
     except OSError as error:
         raise SpecError(
             f"{output} cannot be written: {error.strerror}",
@@ -325,7 +335,7 @@ def _write(draft: Draft, output: Path, *, force: bool) -> None:
         ) from None
 
 
-def _exists(output: Path) -> Exception:
+def _exists_error(output: Path) -> Exception:
     return SpecError(
         f"{output} exists",
         remedy="choose another file with -o, or replace it with --force",

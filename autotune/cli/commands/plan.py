@@ -1,4 +1,5 @@
-"""Commands that need no hardware: plan ranks all feasible configs by the cost model, estimate shows one config in detail."""
+"""The commands `plan`, which ranks all feasible configs by the cost model, and `estimate`, which
+prints one config's prediction in detail. Neither needs hardware."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from autotune.cli.output import (
     consoles,
     emit,
     note,
-    note_stand_ins,
+    note_placeholders,
     palette_of,
     print_table,
     read_study,
@@ -70,7 +71,7 @@ def plan(
         typer.Option(
             "--tokens",
             metavar="TOKENS",
-            parser=tokens(),
+            parser=tokens,
             help="With --gpus or --clusters: also show days, cost and energy to train on this many tokens, e.g. 15T.",
         ),
     ] = None,
@@ -113,9 +114,13 @@ def plan(
             field="--sort",
         )
     names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
-    # without a cluster the plan is for the first of those to compare
-    on = cluster or next(iter(names), None)
-    source = spec if spec is not None else _asked_document(model, on, seq_len, batch, trainer)
+    # without --cluster, plan for the first of --clusters
+    plan_cluster = cluster or next(iter(names), None)
+    source = (
+        spec
+        if spec is not None
+        else _document_of_options(model, plan_cluster, seq_len, batch, trainer)
+    )
     if spec is not None and (model or cluster or seq_len or batch or trainer):
         raise SpecError(
             "--model, --cluster, --seq-len, --batch and --trainer replace a spec, but a spec is given too",
@@ -124,23 +129,22 @@ def plan(
         )
     study, places = read_study(source)
     if spec is not None:
-        note_stand_ins(spec)
+        note_placeholders(spec)
     if secrets := secrets_note(study):
         note(secrets)
     with closing(open_to_read(store)) as database:
         with places:
-            found = api.plan_of(
-                study, top=top, store=database, profile=not no_profile, on_dry_run=_tell
+            ranking = api.plan_of(
+                study, top=top, store=database, profile=not no_profile, on_dry_run=_note_dry_run
             )
-            not_here = api.cannot_run_here(study)
-        meant = study.at_hand is not None and bool(found.rows)
-        proxied = (
+            local_obstacle = api.cannot_run_here(study)
+        proxy_document = (
             api.few_for_many_of(study, top=top, store=database)
-            if meant
+            if study.at_hand is not None and ranking.rows
             else {"proxies": [], "target": {}}
         )
-        sizes = (
-            api.what_if_of(study, _counts(gpus), tokens=train_tokens, store=database)
+        what_if = (
+            api.what_if_of(study, _parse_gpu_counts(gpus), tokens=train_tokens, store=database)
             if gpus
             else ()
         )
@@ -150,50 +154,52 @@ def plan(
             else ()
         )
     compared = sorted_choices(compared, sort) if sort else compared
-    document = found.to_dict() | {"cannot_run_here": not_here}
-    document |= proxied if study.at_hand is not None else {}
-    policy = _policy(study, found)
+    document = ranking.to_dict() | {"cannot_run_here": local_obstacle}
+    document |= proxy_document if study.at_hand is not None else {}
+    policy = _checkpoint_policy(study, ranking)
     document |= {"checkpoints": policy.to_dict()} if policy is not None else {}
-    document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
+    document |= {"what_if": [row.to_dict() for row in what_if]} if gpus else {}
     document |= (
         {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
     )
     rl = study.workload.rl
     if clusters is not None and rl is not None and rl.generates:
-        told = f"responses are assumed to be generated as fast on every cluster as on {study.workload.cluster.gpu.name}"
-        document["assumed"] = [*document["assumed"], told]
-        note(f"assumed: {told}")
+        assumption = f"responses are assumed to be generated as fast on every cluster as on {study.workload.cluster.gpu.name}"
+        document["assumed"] = [*document["assumed"], assumption]
+        note(f"assumed: {assumption}")
     if json:
         emit(document)
     else:
-        _print_plan(study, found, sizes, verbose=verbose)
-        _print_post_training(found)
-        _print_proxies(study, found, proxied["proxies"], proxied["target"])
+        _print_plan(study, ranking, what_if, verbose=verbose)
+        _print_post_training(ranking)
+        _print_proxies(study, ranking, proxy_document["proxies"], proxy_document["target"])
         _print_clusters(compared)
         if policy is not None:
             consoles()[0].print(policy.text)
-        _print_source(found.source)
-        if not_here and spec is not None:
-            why = f": {not_here}" if verbose else " (--verbose says why)"
+        _print_source(ranking.source)
+        if local_obstacle and spec is not None:
+            why = f": {local_obstacle}" if verbose else " (--verbose says why)"
             note(f"the plan needs no GPU, but `autotune tune` cannot run on this machine{why}")
-        elif found.rows and spec not in (None, "-"):
+        elif ranking.rows and spec not in (None, "-"):
             note(
                 f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}"
             )
-    if not found.rows and not any(choice.config for choice in compared):
+    if not ranking.rows and not any(choice.config for choice in compared):
         raise typer.Exit(1)
 
 
-def _tell(number: int, count: int, what: str) -> None:
-    """Says on stderr which config is dry-run; before the first, what that costs and what avoids it."""
+def _note_dry_run(number: int, count: int, config: str) -> None:
+    """Print on stderr which config is dry-run; before the first, also what a dry run costs and how
+    to skip it."""
     from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_words
 
     if number == 1:
         note(FIRST_PROFILE.format(count=count))
-    note(dry_run_words(number, count, what))
+    note(dry_run_words(number, count, config))
 
 
-def _counts(text: str) -> list[int]:
+def _parse_gpu_counts(text: str) -> list[int]:
+    """Parse `--gpus`, e.g. `64,128`. Raises `SpecError`."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
@@ -202,23 +208,24 @@ def _counts(text: str) -> list[int]:
         ) from None
 
 
-def _asked_document(
+def _document_of_options(
     model: str | None,
     cluster: str | None,
     seq_len: int | None,
     batch: int | None,
     trainer: str | None,
 ) -> dict[str, Any]:
-    """The spec that the options ask for. The space is the bundled space for such a model and cluster. Raises `SpecError` if options are missing."""
+    """Return the study spec for the command-line options, with the bundled space for its model and
+    cluster. Raises `SpecError` if a required option is missing."""
     from autotune.detect import local_cluster
     from autotune.schema.space_models import usual_space
 
-    asked = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
-    if missing := [name for name, value in asked.items() if value is None]:
+    required = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
+    if missing := [name for name, value in required.items() if value is None]:
         raise SpecError(
             f"a plan needs a spec, or --model, --cluster, --seq-len and --batch; missing: {', '.join(missing)}",
             remedy="e.g. autotune plan --model qwen3-8b --cluster h200-sxm-4x8 --seq-len 8192 --batch 512",
-            field=missing[0] if len(missing) < len(asked) else "SPEC",
+            field=missing[0] if len(missing) < len(required) else "SPEC",
         )
     document = {
         "model": model,
@@ -231,19 +238,18 @@ def _asked_document(
     }
 
 
-def _policy(study: Any, found: Any) -> Any:
-    """How often the best config should save; None if the spec does not say how the cluster fails."""
+def _checkpoint_policy(study: Any, ranking: Any) -> Any:
+    """Return how often a run with the best config should save checkpoints; None if no config fits
+    or the spec gives no failure rates."""
     from autotune.spec.study import policy_for
 
-    best = found.rows[0] if found.rows else None
-    return (
-        policy_for(study, best.config, float(best.estimate.step_time_s))
-        if best is not None
-        else None
-    )
+    if not ranking.rows:
+        return None
+    best = ranking.rows[0]
+    return policy_for(study, best.config, float(best.estimate.step_time_s))
 
 
-def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
+def _print_plan(study: Any, ranking: Any, what_if: Any, *, verbose: bool) -> None:
     from autotune.report.cluster_table import format_usd
     from autotune.report.terminal import format_bytes, format_count, plan_table
     from autotune.space.enumeration import in_words
@@ -252,39 +258,39 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
 
     out, _ = consoles()
     workload = study.workload
-    excluded = sum(found.infeasible.values())
+    excluded = sum(ranking.infeasible.values())
     out.print(
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
-        f"{_batch_words(workload)}, trainer {study.trainer}"
+        f"{_batch_text(workload)}, trainer {study.trainer}"
     )
     for line in workload.assumptions:
         out.print(f"assumed: {line}")
     hint = "" if verbose or not excluded else " (--verbose says why)"
     out.print(
-        f"{found.feasible:,} valid configs that fit; {excluded:,} combinations excluded{hint}"
+        f"{ranking.feasible:,} valid configs that fit; {excluded:,} combinations excluded{hint}"
     )
-    if verbose or not found.rows:
-        for reason, count in in_words(found.infeasible).items():
+    if verbose or not ranking.rows:
+        for reason, count in in_words(ranking.infeasible).items():
             out.print(f"  {count:>12,}  {reason}")
-    if found.rows:
-        out.print(plan_table(found, palette=palette_of(out)))
+    if ranking.rows:
+        out.print(plan_table(ranking, palette=palette_of(out)))
         out.print("ranked by predicted speed times the probability that the config fits in memory")
-        if found.not_modelled:
+        if ranking.not_modelled:
             out.print(
-                f"the cost model does not cover these knobs, so the plan shows the first value of each: {', '.join(found.not_modelled)}"
+                f"the cost model does not cover these knobs, so the plan shows the first value of each: {', '.join(ranking.not_modelled)}"
             )
-    elif found.nearest_miss:
-        miss = found.nearest_miss
+    elif ranking.nearest_miss:
+        miss = ranking.nearest_miss
         out.print(
             f"no config fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the nearest miss, {config_label(miss.config)}, "
             f"would need {miss.need}"
         )
         for remedy in miss.remedies:
             out.print(f"  {remedy}")
-    if sizes:
-        budgeted = any(row.days is not None for row in sizes)
+    if what_if:
+        budgeted = any(row.days is not None for row in what_if)
         rows = []
-        for row in sizes:
+        for row in what_if:
             if row.estimate is None:
                 rows.append([f"{row.num_gpus:,}", row.reason])
                 continue
@@ -300,25 +306,27 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
         print_table(("GPUs", "config", *numbers), rows, numbers=("GPUs", *numbers))
 
 
-def _batch_words(workload: Any) -> str:
-    """What a step trains on."""
+def _batch_text(workload: Any) -> str:
+    """Return what one step trains on: sequences and tokens, or for post-training also prompts and
+    responses."""
     from autotune.spec.texts.as_text import number_of
 
     if workload.rl is None:
         batch = ", ".join(map(str, workload.global_batch_sizes))
         return f"{number_of(workload.seq_len, 'token')} x {batch} sequences"
     rl = workload.rl
-    of = (
+    contents = (
         f"{number_of(rl.prompts, 'prompt')} x {number_of(rl.responses, 'response')}"
         if rl.generates
         else number_of(rl.sequences, "sequence")
     )
-    return f"{rl.algorithm}, {of} of {rl.tokens / rl.sequences:,.0f} tokens, {number_of(rl.steps, 'optimizer step')}"
+    return f"{rl.algorithm}, {contents} of {rl.tokens / rl.sequences:,.0f} tokens, {number_of(rl.steps, 'optimizer step')}"
 
 
-def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
-    """Prints the proxies that would run on your cluster for the best configs of a target, what they cannot show, and what is known of the first config."""
-    from autotune.report.target_text import PROXY_HEADS, blind_words, proxy_rows, statement_sentence
+def _print_proxies(study: Any, ranking: Any, proxies: Any, findings: Any) -> None:
+    """Print the proxies that would run on your cluster for a target's best configs, what proxies
+    cannot show, and what is known of the top-ranked config."""
+    from autotune.report.target_text import PROXY_HEADS, blind_spots, proxy_rows, statement_sentence
     from autotune.spec import ParallelConfig, config_label
 
     if not proxies:
@@ -334,35 +342,36 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
         numbers=[head for i, head in enumerate(PROXY_HEADS) if i != 1],
     )
     would_run = [row["proxy"] for row in proxies if row["proxy"]]
-    if unknown := blind_words(name for proxy in would_run for name in proxy["blind"]):
+    if unknown := blind_spots(name for proxy in would_run for name in proxy["blind"]):
         out.print(f"proxies cannot show: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
-    counted = (
+    ranking_remark = (
         ". The ranking accounts for earlier studies and for the risk of failures and network stalls"
     )
     out.print(
-        f"top-ranked before any proxy ran: {config_label(first)}{'' if first == found.rows[0].config else counted}"
+        f"top-ranked before any proxy ran: {config_label(first)}{'' if first == ranking.rows[0].config else ranking_remark}"
     )
     out.print(statement_sentence(findings))
 
 
-def _print_post_training(found: Any) -> None:
-    """Prints the phases of the first config, the splits, and how much one more node would shorten the step."""
+def _print_post_training(ranking: Any) -> None:
+    """Print the step's phases for the first config, the splits of the GPUs between training and
+    generation, and the step time with more nodes."""
     from autotune.report.terminal import format_duration
     from autotune.spec.estimate import risk_text
     from autotune.spec.texts.as_text import duration_cell, number_of
 
     out, _ = consoles()
-    beside = found.post_training
-    for line in beside.get("assumed", ()):
+    details = ranking.post_training
+    for line in details.get("assumed", ()):
         out.print(f"assumed: {line}")
-    if found.rows and found.rows[0].estimate.phases_s is not None:
-        phases = found.rows[0].estimate.phases_s.to_dict()
-        said = ", ".join(
+    if ranking.rows and ranking.rows[0].estimate.phases_s is not None:
+        phases = ranking.rows[0].estimate.phases_s.to_dict()
+        phase_times = ", ".join(
             f"{name.replace('_', '-')} {format_duration(s)}" for name, s in phases.items() if s > 0
         )
-        out.print(f"step time of the first config, by phase: {said}")
-    if splits := beside.get("splits"):
+        out.print(f"step time of the first config, by phase: {phase_times}")
+    if splits := details.get("splits"):
         heads = (
             "GPUs that train",
             "GPUs that generate",
@@ -386,7 +395,7 @@ def _print_post_training(found: Any) -> None:
             for row in splits
         ]
         print_table(heads, rows, numbers=heads[:-1])
-        best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
+        best, balanced = min(splits, key=lambda row: row["step_time_s"]), details["balanced"]
         waits = (
             "without staleness, training and generation wait for each other"
             if balanced is None
@@ -395,17 +404,21 @@ def _print_post_training(found: Any) -> None:
         out.print(
             f"best split: {number_of(best['training_gpus'], 'GPU')} for training and {best['rollout_gpus']} for generation; {waits}"
         )
-    for gpus, reason in beside.get("splits_why_not", {}).items():
+    for gpus, reason in details.get("splits_why_not", {}).items():
         out.print(f"there is no split with {number_of(gpus, 'GPU')} for generation: {reason}")
-    words = {"both": "for both phases", "training": "for training", "generation": "for generation"}
-    for side, row in beside.get("one_more_node", {}).items():
-        why = beside["one_more_node_why_not"].get(side, "")
+    side_texts = {
+        "both": "for both phases",
+        "training": "for training",
+        "generation": "for generation",
+    }
+    for side, row in details.get("one_more_node", {}).items():
+        why = details["one_more_node_why_not"].get(side, "")
         if row is None:
-            out.print(f"one more node {words[side]}: {why}")
+            out.print(f"one more node {side_texts[side]}: {why}")
             continue
         instead = f" (one node is not enough: {why})" if why else ""
         out.print(
-            f"{number_of(row['nodes'], 'more node')} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}"
+            f"{number_of(row['nodes'], 'more node')} {side_texts[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}"
         )
 
 
@@ -448,23 +461,23 @@ def estimate(
     from autotune.store import open_to_read
 
     study, places = read_study(spec)
-    note_stand_ins(spec)
-    asked = complete(study.workload, config, study.space.own_knobs)
-    document: dict[str, Any] = {"config": asked.to_dict()}
+    note_placeholders(spec)
+    completed = complete(study.workload, config, study.space.own_knobs)
+    document: dict[str, Any] = {"config": completed.to_dict()}
     with places, closing(open_to_read(store)) as database:
-        if reason := why_not_in(study, asked):
+        if reason := why_not_in(study, completed):
             if json:
                 emit(document | {"legal": False, "reason": reason, "estimate": None, "source": ""})
             note(f"invalid: {reason}")
             raise typer.Exit(BAD_INPUT)
         predicted, source = api.estimate_of(
-            study, asked, store=database, profile=not no_profile, on_dry_run=_tell
+            study, completed, store=database, profile=not no_profile, on_dry_run=_note_dry_run
         )
     if json:
         document |= {"legal": True, "reason": "", "estimate": predicted.to_dict()}
         emit(document | {"source": source, "assumed": list(study.workload.assumptions)})
         return
-    _print_estimate(asked, predicted, study.workload.cluster)
+    _print_estimate(completed, predicted, study.workload.cluster)
     for line in study.workload.assumptions:
         note(f"assumed: {line}")
     _print_source(source)

@@ -1,4 +1,4 @@
-"""The recheck command: re-measures an old study's winner, runner-up and baseline."""
+"""The command `recheck`, which re-measures an old study's winner, runner-up and baseline."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from autotune.cli.exit_codes import FAILED, INCONCLUSIVE
-from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, never_printed, note
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, note, reject_dash
 from autotune.errors import SpecError
 
 
-def share(text: str) -> float:
-    """A share in the usual notation: 3%, 0.03."""
+def parse_share(text: str) -> float:
+    """Parse a share in the range [0, 1), e.g. 3% or 0.03. Raises `typer.BadParameter`."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -34,7 +34,7 @@ def recheck(
         typer.Option(
             "--max-slowdown",
             metavar="SHARE",
-            parser=share,
+            parser=parse_share,
             help="Exit with 1 if the configs are significantly slower and the slowdown may exceed this limit, e.g. 3%. Exit with 4 if other processes made the measurement inconclusive.",
         ),
     ] = None,
@@ -46,7 +46,7 @@ def recheck(
         typer.Option(
             "--junit",
             metavar="FILE",
-            callback=never_printed,
+            callback=reject_dash,
             help="Write the result to this JUnit file.",
         ),
     ] = None,
@@ -55,7 +55,7 @@ def recheck(
         typer.Option(
             "--summary",
             metavar="FILE",
-            callback=never_printed,
+            callback=reject_dash,
             help="Append the result to this Markdown file.",
         ),
     ] = None,
@@ -65,7 +65,7 @@ def recheck(
             "-o",
             "--output",
             metavar="SPEC",
-            callback=never_printed,
+            callback=reject_dash,
             help="Write the spec of the proposed study to this file.",
         ),
     ] = None,
@@ -86,16 +86,16 @@ def recheck(
             f"{output} already exists", remedy="choose another file with -o", field="-o"
         )
     with closing(api.open_store(store, create=False)) as database:
-        record, found = recheck_study(
+        record, result = recheck_study(
             database, study, rounds=rounds, max_slowdown=max_slowdown, say=note
         )
     if junit is not None:
-        junit.write_text(as_junit(found), encoding="utf-8")
+        junit.write_text(as_junit(result), encoding="utf-8")
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:
-            file.write(markdown(found))
-    wanted = found.is_slower or (not found.order_holds and not found.is_inconclusive)
-    next_study = proposal(record.spec, found) if wanted else None
+            file.write(markdown(result))
+    propose = result.is_slower or (not result.order_holds and not result.is_inconclusive)
+    next_study = proposal(record.spec, result) if propose else None
     if output is not None and next_study is not None:
         output.write_text(
             plain.dumps(next_study, indent=2) + "\n"
@@ -104,11 +104,13 @@ def recheck(
             encoding="utf-8",
         )
     if json:
-        emit({**found.to_dict(), "proposal": next_study})
+        emit({**result.to_dict(), "proposal": next_study})
     else:
-        print(markdown(found), end="")
+        print(markdown(result), end="")
         if next_study is not None:
-            where = f"{output}" if output is not None else "the spec written with -o FILE"
-            print(f"\nproposed: a new study based on this one; start it with autotune tune {where}")
-    if max_slowdown is not None and (found.is_slower or found.is_inconclusive):
-        raise typer.Exit(FAILED if found.is_slower else INCONCLUSIVE)
+            spec_text = f"{output}" if output is not None else "the spec written with -o FILE"
+            print(
+                f"\nproposed: a new study based on this one; start it with autotune tune {spec_text}"
+            )
+    if max_slowdown is not None and (result.is_slower or result.is_inconclusive):
+        raise typer.Exit(FAILED if result.is_slower else INCONCLUSIVE)

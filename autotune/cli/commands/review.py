@@ -1,4 +1,4 @@
-"""The review command: what can be said about a launch without running it."""
+"""The command `review`, which analyzes a launch without running it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from autotune.cli.output import (
     StoreOption,
     emit,
     line_width,
-    never_printed,
     note,
+    reject_dash,
     write_text,
 )
 from autotune.cli.quantities import time_s, tokens
@@ -68,7 +68,7 @@ def review(
         typer.Option(
             "--tokens",
             metavar="TOKENS",
-            parser=tokens(),
+            parser=tokens,
             help="Also show days and cost of training on this many tokens.",
         ),
     ] = None,
@@ -92,7 +92,7 @@ def review(
         typer.Option(
             "--write",
             metavar="FILE",
-            callback=never_printed,
+            callback=reject_dash,
             help="Write a copy of the file with all edits.",
         ),
     ] = None,
@@ -115,14 +115,16 @@ def review(
     from autotune.reviews import review as review_launch
 
     endings = (".yaml", ".yml", ".toml", ".json")
-    of_script = (".sh", *endings) if target[0].endswith(".sh") else ()  # it may have arguments
-    if len(target) > 1 and (target[0].endswith(endings) or target[1].endswith(of_script)):
+    script_endings = (
+        (".sh", *endings) if target[0].endswith(".sh") else ()
+    )  # a shell script may have arguments
+    if len(target) > 1 and (target[0].endswith(endings) or target[1].endswith(script_endings)):
         raise SpecError(
             f"only one TARGET is allowed, but {target[1]!r} follows {target[0]!r}",
             remedy="put a command after `--`: autotune review -- torchrun train.py ...",
             field="TARGET",
         )
-    said = {
+    options = {
         "model": model,
         "cluster": cluster,
         "seq_len": seq_len,
@@ -130,10 +132,10 @@ def review(
         "config": config,
     }
     if kubeflow:
-        _recommend(target[0], said)
+        _recommend(target[0], options)
         return
-    with _known_store(store, cluster) as database:
-        found: Review = review_launch(
+    with known_store(store, cluster) as database:
+        result: Review = review_launch(
             target if len(target) > 1 else target[0],
             model=model,
             cluster=cluster,
@@ -142,98 +144,96 @@ def review(
             precision=precision,
             config=config,
             measured_s=measured,
-            log=None if log is None else _text(log),
+            log=None if log is None else read_text(log),
             store=database,
-            local_cluster=_here,
+            local_cluster=_local_cluster,
         )
     if write is not None:
-        _write(found, write)
-        _note_what_the_files_lack(found)
+        _write(result, write)
+        _note_missing_edits(result)
     if json:
-        emit({**found.to_dict(), **_bill(found, train_tokens)})
+        emit({**result.to_dict(), **_bill(result, train_tokens)})
     elif diff:
-        print(_patch(found), end="")
-        _note_what_the_files_lack(found)
+        from autotune.reviews.lines import patch
+
+        print(patch(result.texts, result.lines), end="")
+        _note_missing_edits(result)
     else:
         width = min(WIDTH, line_width())
         for line in lines_of(
-            found, tokens=train_tokens, most=None if everything else MOST, width=width
+            result, tokens=train_tokens, most=None if everything else MOST, width=width
         ):
             print(line)
-    if found.missing:
+    if result.missing:
         raise typer.Exit(2)
-    if found.fits is False:
+    if result.fits is False:
         raise typer.Exit(1)
 
 
-def _known_store(
+def known_store(
     url: str | None, cluster: str | None
 ) -> AbstractContextManager[ServiceStore | None]:
-    """The named results database, or this machine's if it has one: it shows the cluster's measured speed. None is made for a review."""
+    """Return the results database, which has the cluster's measured speed: the given one, or this
+    machine's if it exists. None if there is none, because a review creates no database."""
     from autotune.settings import settings
 
     if url is None and cluster != LOCAL:
         return nullcontext()
-    asked = url or settings().store
-    if url is None and "://" not in asked and not Path(asked).exists():
+    address = url or settings().store
+    if url is None and "://" not in address and not Path(address).exists():
         return nullcontext()
     from autotune.store import open_store
 
-    return closing(open_store(asked, create=url is None))
+    return closing(open_store(address, create=url is None))
 
 
-def _here() -> ClusterSpec:
+def _local_cluster() -> ClusterSpec:
     from autotune.detect import local_cluster
 
     return local_cluster()
 
 
-def _recommend(file: str, said: Mapping[str, object]) -> None:
+def _recommend(file: str, options: Mapping[str, object]) -> None:
     import sys
 
     from autotune.reviews.kubeflow import recommended
 
     answer, why = recommended(
-        sys.stdin.read() if file == "-" else _text(Path(file), "TARGET"), **said
+        sys.stdin.read() if file == "-" else read_text(Path(file), "TARGET"), **options
     )
     emit(answer)
     if why:
         note(why)
 
 
-def _patch(found: Review) -> str:
-    from autotune.reviews.lines import patch
-
-    return patch(found.texts, found.lines)
-
-
-def _note_what_the_files_lack(found: Review) -> None:
-    """Edited lines alone may give a different launch from the proposed one."""
-    if found.unplaced:
+def _note_missing_edits(result: Review) -> None:
+    """Print what the edited lines alone leave out of the proposed launch."""
+    if result.unplaced:
         note(
-            f"set these options too, because the files have no lines for them: {', '.join(found.unplaced)}"
+            f"set these options too, because the files have no lines for them: {', '.join(result.unplaced)}"
         )
-    if found.together is None and not found.missing:
+    if result.together is None and not result.missing:
         note("no edit is proposed; run the review without --diff to see why")
 
 
-def _bill(found: Review, tokens: float | None) -> dict[str, Any]:
-    """What the whole training takes, if its tokens are given and there is a prediction."""
+def _bill(result: Review, tokens: float | None) -> dict[str, Any]:
+    """Return days and cost of the whole training, or an empty document without `tokens` or a
+    prediction."""
     from autotune.plan.plan import Bill
 
-    if tokens is None or found.estimate is None or found.study is None:
+    if tokens is None or result.estimate is None or result.study is None:
         return {}
     return {
         "bill": Bill.of(
-            found.study.workload.cluster, float(found.estimate.tokens_per_s), tokens
+            result.study.workload.cluster, float(result.estimate.tokens_per_s), tokens
         ).to_dict()
     }
 
 
-def _write(found: Review, file: Path) -> None:
+def _write(result: Review, file: Path) -> None:
     from autotune.reviews.lines import edited
 
-    changed = edited(found.texts, found.lines)
+    changed = edited(result.texts, result.lines)
     if not changed:
         raise SpecError(
             "there is no edit to write",
@@ -248,7 +248,7 @@ def _write(found: Review, file: Path) -> None:
         note(f"wrote {path}, a copy of {name} with the edits")
 
 
-def _text(path: Path, field: str = "--log") -> str:
+def read_text(path: Path, field: str = "--log") -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

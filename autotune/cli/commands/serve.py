@@ -1,4 +1,5 @@
-"""Service commands: serve; token create, list, revoke and audit; and mcp, which serves agents."""
+"""The commands of the service: `serve`; `token create`, `list`, `revoke` and `audit`; and `mcp`,
+which serves agents."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def serve(
     from autotune.extras import require_extra
 
     require_extra("service", "the service")
-    from autotune.service.http.access import who_may_what
+    from autotune.service.http.access import access_summary
     from autotune.service.options import RUNNER_OPTIONS, ServiceOptions
     from autotune.service.server import serve as serve_until_stopped
     from autotune.spec.checks import one_of
@@ -148,7 +149,7 @@ def serve(
     )
 
     def ready(url: str) -> None:
-        access = who_may_what(options)
+        access = access_summary(options)
         if json:
             emit({"url": url, "access": access})
         note(access)
@@ -196,7 +197,7 @@ def create(
             "command line", "token.create", token.id, {"owner": owner, "scope": scope}
         )
     if json:
-        emit({"token": text, **_plain(token)})
+        emit({"token": text, **_token_document(token)})
         return
     note(
         f"token {token.id} for {token.owner}, scope {token.scope}; copy it now, it will not be shown again:"
@@ -209,15 +210,15 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
     from autotune.store import open_store
 
     with closing(open_store(store, create=False)) as database:
-        found = [_plain(token) for token in database.tokens.list()]
+        tokens = [_token_document(token) for token in database.tokens.list()]
     if json:
-        emit({"tokens": found})
+        emit({"tokens": tokens})
         return
-    if not found:
+    if not tokens:
         note("this store has no tokens; choose another store with --store")
         return
     names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
-    rows = [[str(token[name] or "")[:19].replace("T", " ") for name in names] for token in found]
+    rows = [[str(token[name] or "")[:19].replace("T", " ") for name in names] for token in tokens]
     print_table([name.removesuffix("_at") for name in names], rows)
 
 
@@ -235,7 +236,7 @@ def revoke(
         revoked = database.tokens.revoke(token)
         database.record_audit("command line", "token.revoke", revoked.id)
     if json:
-        emit({"token": _plain(revoked)})
+        emit({"token": _token_document(revoked)})
     else:
         note(f"token {revoked.id} of {revoked.owner} is revoked")
 
@@ -260,10 +261,13 @@ def audit(
     from autotune.store import open_store
 
     with closing(open_store(store, create=False)) as database:
-        found = database.audit_events(after=after, limit=limit)
+        events = database.audit_events(after=after, limit=limit)
     names = ("sequence", "at", "actor", "action", "subject", "data")
-    lines = [{name: getattr(event, name) for name in names} for event in found]
-    lines = [{**line, "at": line["at"].isoformat(), "data": dict(line["data"])} for line in lines]
+    lines = [
+        {name: getattr(event, name) for name in names}
+        | {"at": event.at.isoformat(), "data": dict(event.data)}
+        for event in events
+    ]
     if json:
         emit({"audit": lines})
         return
@@ -272,14 +276,17 @@ def audit(
         return
     rows = []
     for line in lines:
-        what = " ".join(f"{key}={value}" for key, value in line["data"].items())
-        cells = (
-            str(line["sequence"]),
-            line["at"][:19].replace("T", " "),
-            line["actor"],
-            line["action"],
+        details = " ".join(f"{key}={value}" for key, value in line["data"].items())
+        rows.append(
+            [
+                str(line["sequence"]),
+                line["at"][:19].replace("T", " "),
+                line["actor"],
+                line["action"],
+                line["subject"],
+                details,
+            ]
         )
-        rows.append([*cells, line["subject"], what])
     print_table(("number", *names[1:]), rows)
 
 
@@ -300,7 +307,8 @@ def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = Fal
         serve_stdio(source, store=local, may_submit=local is None)
 
 
-def _plain(token: Any) -> dict[str, Any]:
+def _token_document(token: Any) -> dict[str, Any]:
+    """Return a token's public fields, with times in ISO 8601."""
     times = {name: getattr(token, name) for name in ("created_at", "expires_at", "revoked_at")}
     return {
         "id": token.id,

@@ -1,4 +1,4 @@
-"""`autotune store`: maintenance of the results database."""
+"""The command `store`: maintenance of the results database."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.cli.output import (
     JsonOption,
     StoreOption,
     emit,
-    never_printed,
     note,
     print_table,
+    reject_dash,
 )
 from autotune.store import open_store
 
-MOST_SHOWN = 20
-"""how many of the newest studies a check lists; older ones are listed only if they are faulty"""
+MAX_LISTED_STUDIES = 20
+"""number of newest studies that a check lists; older studies are listed only if they have faults"""
 
 
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
@@ -32,24 +32,24 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
     from autotune.store.upkeep.examination import examine
 
     with closing(open_store(store, create=False)) as database:
-        found = examine(database)
-    unchecked = sum(study.unchecked for study in found.studies)
+        report = examine(database)
+    unchecked = sum(study.unchecked for study in report.studies)
     if json:
         studies = [
             {"id": s.id, "rows": dict(s.rows), "unchecked": s.unchecked, "faults": list(s.faults)}
-            for s in found.studies
+            for s in report.studies
         ]
         emit(
             {
-                "ok": not found.faults,
-                "findings": list(found.faults),
+                "ok": not report.faults,
+                "findings": list(report.faults),
                 "unchecked": unchecked,
                 "studies": studies,
             }
         )
-    elif found.studies:
-        shown = [study for study in found.studies[:-MOST_SHOWN] if study.faults] + [
-            *found.studies[-MOST_SHOWN:]
+    elif report.studies:
+        shown = [study for study in report.studies[:-MAX_LISTED_STUDIES] if study.faults] + [
+            *report.studies[-MAX_LISTED_STUDIES:]
         ]
         heads = ("study", "events", "trials", "attempts", "faults")
         rows = [
@@ -57,15 +57,15 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
             for s in shown
         ]
         print_table(heads, rows, numbers=heads[1:])
-        if more := len(found.studies) - len(shown):
+        if more := len(report.studies) - len(shown):
             note(f"{more:,} older studies without problems are not shown; --json lists them")
     if unchecked:
         note(
             f"not checked: {number_of(unchecked, 'row')} from earlier releases, whose checksums this release cannot read"
         )
-    for fault in found.faults:
+    for fault in report.faults:
         note(fault)
-    if found.faults:
+    if report.faults:
         raise typer.Exit(1)
     note("no faults found")
 
@@ -73,7 +73,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
 def backup(
     target: Annotated[
         Path,
-        typer.Argument(callback=never_printed, help="File to write. The file must not exist yet."),
+        typer.Argument(callback=reject_dash, help="File to write. The file must not exist yet."),
     ],
     store: StoreOption = None,
     json: JsonOption = False,
@@ -99,19 +99,24 @@ def restore(
     """
     from autotune.spec.texts.as_text import number_of
     from autotune.store.connection.location import find_location
-    from autotune.store.upkeep.restoring import restore as put_back
+    from autotune.store.upkeep.restoring import restore as restore_database
 
     location = find_location(store)
-    done = put_back(location, file)
+    restored = restore_database(location, file)
     if json:
-        kept = str(done.kept) if done.kept else None
+        kept = str(restored.kept) if restored.kept else None
         emit(
-            {"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept}
+            {
+                "version": restored.version,
+                "studies": restored.studies,
+                "trials": restored.trials,
+                "kept": kept,
+            }
         )
-    held = f"{number_of(done.studies, 'study', 'studies')} with {number_of(done.trials, 'trial')}"
-    note(f"restored {location} from {file}: {held}")
-    if done.kept:
-        note(f"the previous store is kept as {done.kept}")
+    contents = f"{number_of(restored.studies, 'study', 'studies')} with {number_of(restored.trials, 'trial')}"
+    note(f"restored {location} from {file}: {contents}")
+    if restored.kept:
+        note(f"the previous store is kept as {restored.kept}")
 
 
 def migrate(
@@ -149,7 +154,7 @@ def export(
     folder: Annotated[
         Path,
         typer.Argument(
-            callback=never_printed, help="Folder for the files; created if it does not exist."
+            callback=reject_dash, help="Folder for the files; created if it does not exist."
         ),
     ],
     format: Annotated[  # noqa: A002

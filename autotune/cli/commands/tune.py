@@ -1,4 +1,4 @@
-"""`autotune tune`: runs a study in the foreground, with live progress."""
+"""The command `tune`, which runs a study in the foreground with live progress."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from autotune.cli.output import (
     VerboseOption,
     emit,
     note,
+    note_placeholders,
     note_probe_off,
-    note_stand_ins,
     read_study,
 )
 from autotune.cli.quantities import tokens
@@ -50,7 +50,7 @@ def tune(
         typer.Option(
             "--train-tokens",
             metavar="TOKENS",
-            parser=tokens(),
+            parser=tokens,
             help="Length of the planned training run in tokens, e.g. 300B or "
             "15T. The search stops when further trials would take more time than they could save.",
         ),
@@ -110,7 +110,7 @@ def tune(
     Ctrl-C stops the study cleanly and keeps all results. The same command then continues the study.
     """
     from autotune import api
-    from autotune.cli.job_files import study_place, write_job
+    from autotune.cli.job_files import study_storage, write_job
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
     from autotune.errors import SpecError
@@ -129,7 +129,7 @@ def tune(
         "check": False if no_check else None,
     }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-    # between here and the study's loop the time limit's signal says nothing that the job's clock does not
+    # until the study's loop starts, ignore Slurm's time-limit signal: the loop checks the job's clock itself
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda number, frame: None)
     unused = (
@@ -137,65 +137,68 @@ def tune(
         if on
         else {"--submit": submit, "--option": option}
     )
-    if named := [name for name, given in unused.items() if given]:
-        verb, pronoun = ("has", "it") if len(named) == 1 else ("have", "them")
+    if given := [name for name, value in unused.items() if value]:
+        verb, pronoun = ("has", "it") if len(given) == 1 else ("have", "them")
         leave_out = f"omit {pronoun}; the job keeps its results in NAME/"
         raise SpecError(
-            f"{' and '.join(named)} {verb} no effect {'with' if on else 'without'} --on",
+            f"{' and '.join(given)} {verb} no effect {'with' if on else 'without'} --on",
             remedy=leave_out if on else "add --on slurm or --on kubernetes",
-            field=named[0],
+            field=given[0],
         )
-    place = base or folder_of(spec)
+    base_folder = base or folder_of(spec)
     if on is not None:
         write_job(
             document,
             on,
             overrides,
             option or (),
-            base=place.absolute(),
+            base=base_folder.absolute(),
             submits=submit,
             store=store,
             json=json,
         )
         return
     move_to_nodes()
-    if document.get("cluster") == "local" and (left := unused_nodes()):
-        note(f"note: {left}")
-    study, places = read_study(document, overrides, base=place)
-    note_stand_ins(spec)
+    if document.get("cluster") == "local" and (warning := unused_nodes()):
+        note(f"note: {warning}")
+    study, places = read_study(document, overrides, base=base_folder)
+    note_placeholders(spec)
     note_probe_off(study)
-    with study_place(folder, store) as home, closing(api.open_store(home.store)) as database:
+    with (
+        study_storage(folder, store) as storage,
+        closing(api.open_store(storage.store)) as database,
+    ):
         with places, LiveView(study) as view:
 
-            def hear(event: LoopEvent) -> None:
+            def on_event(event: LoopEvent) -> None:
                 view.on_event(event)
                 if isinstance(event, TrialEnded):
-                    home.changed()
+                    storage.on_trial_end()
 
             result = api.tune(
                 study,
                 store=database,
-                on_event=hear,
+                on_event=on_event,
                 resume=not new,
                 spec=document,
                 profile=not no_profile,
             )
-        answer = api.document(result)
+        result_document = api.document(result)
         if json:
-            emit(answer)
+            emit(result_document)
         else:
             why = api.explain(database, result.record.id)["text"] if result.best and verbose else ()
             print_study(
-                answer,
+                result_document,
                 [trial.to_dict() for trial in result.shown],
                 why=why,
                 verbose=verbose,
                 folder=folder,
             )
-            note(f"stored in {home.shown}")
-    is_well = home.rests_as_asked(result.record, document)
+            note(f"stored in {storage.shown}")
+    is_expected = storage.pause_is_expected(result.record, document)
     if result.record.status is StudyStatus.PAUSED:
         note("paused; all results are stored, and the same command continues the study")
-        raise typer.Exit(DONE if is_well else INTERRUPTED)
+        raise typer.Exit(DONE if is_expected else INTERRUPTED)
     if result.record.status is StudyStatus.FAILED or api.chosen_config(result) is None:
         raise typer.Exit(FAILED)

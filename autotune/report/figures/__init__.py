@@ -1,15 +1,13 @@
-"""The figures of a study: the same in its report and in a notebook.
+"""The figures of a study, for its report and for notebooks.
 
-    source.py              what figures are drawn from                    figure_html.py        a figure as HTML, with its data
-    speed_over_study.py    best so far over trials and over time          trial_scatter.py      predicted against measured, speed against memory
-    step_and_memory_parts.py  where time and memory go                    budget_and_timeline.py  limits, trials on ranks
-    loss_curves.py         loss against the reference
-    feasible_map.py        two knobs as a grid, the best of each cell
-    knobs_and_speed.py     importance of knobs, trials across knobs
-    one_trial.py           those of one trial
-    running_steps.py       steps of the running trials, and what is left
+    source.py                 data for figures                            figure_html.py          a figure as HTML, with its data
+    speed_over_study.py       best so far over trials and over time       figure_markdown.py      a figure as Markdown
+    step_and_memory_parts.py  step time and memory by cause               trial_scatter.py        predicted against measured, speed against memory
+    loss_curves.py            loss against the reference                  budget_and_timeline.py  limits, trials on ranks
+    feasible_map.py           two knobs as a grid, the best of each cell  knobs_and_speed.py      importance of knobs, trials across knobs
+    one_trial.py              the figures on a trial's page               running_steps.py        steps of the running trials, and time left
 
-`FIGURES` names all of them, in the order in which they are shown. Names never change: files and
+`FIGURES` has all figures of a study in display order. Names never change, because files and
 notebooks use them.
 """
 
@@ -55,23 +53,23 @@ FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
     "timeline": trial_timeline,
     "loss_reference": loss_curves,
 }
-"""Functions of all figures by name; each answers None while there is nothing to show."""
+"""function of each figure by name; returns None if there is no data"""
 
 
 def figures_of(
     result: Result, steps: Mapping[int, StepSeries] = MappingProxyType({})
 ) -> tuple[Figure, ...]:
-    """The figures that the trials so far allow, in the order in which they are shown. `steps`:
-    those of the running trials, by number."""
+    """Return the figures for which the trials have data, in display order. `steps`: series of the
+    running trials, by number."""
     source = FigureSource(result=result, steps=steps)
     return tuple(figure for draw in FIGURES.values() if (figure := draw(source)) is not None)
 
 
-def drawings() -> Mapping[str, Callable[[Result], Figure | None]]:
-    """The figures of a result by name, for `Result.plot`. Those of one result share their
-    source."""
+def plot_functions() -> Mapping[str, Callable[[Result], Figure | None]]:
+    """Return the figure functions of a result by name, for `Result.plot`. Figures of one result
+    share their source."""
     sources: dict[int, FigureSource] = {}
-    """by the identity of their results, which they keep alive"""
+    """sources by the id of their result; a source keeps its result alive, so ids stay unique"""
 
     def of_result(
         draw: Callable[[FigureSource], Figure | None],

@@ -1,7 +1,8 @@
-"""What a study spends: the budget, spent and left of each limit, and its trials on ranks over time.
+"""The resources of a study: each limit of the budget, spent and left, and its trials on ranks over
+time.
 
-A trial takes its ranks together from start to end. Which GPUs these were is not kept: the first
-ranks that are free are shown.
+A trial occupies its ranks from start to end. Which GPUs it used is not recorded, so it is drawn on
+the first free ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from autotune.report.figures.source import CONFIG, STATUS, TRIAL, FigureSource, title_of
+from autotune.report.figures.source import CONFIG, STATUS, TRIAL, FigureSource, tooltip
 from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.svg.lanes import Span, lanes
 from autotune.report.terminal import format_duration
@@ -19,21 +20,21 @@ from autotune.spec.config import capitalized
 from autotune.spec.texts.as_text import duration_cell, format_span
 from autotune.study.controller.trial_index import ASKED
 
-SHOWN = 300
-"""the newest trials that are drawn"""
-NAMES = {
+MAX_DRAWN = 300
+"""number of newest trials to draw"""
+LIMIT_NAMES = {
     "trials": "search trials",
     "failed_trials": "failed trials",
     "wall_s": "wall time, s",
     "gpu_s": "GPU time, s",
 }
-"""limits as people read them, by their names in data"""
+"""display names of the limits, by name in the table's data"""
 Limit = tuple[str, str, float, float, Callable[[float], str]]
-"""(name in data, label, spent, limit, how it is written)"""
+"""(name in the table's data, label, spent, limit, formatter)"""
 
 
 def budget_spent(source: FigureSource) -> Figure | None:
-    """Shares of each limit."""
+    """Return the figure of the spent share of each limit."""
     limits = _limits(source)
     bars = [
         Bar(
@@ -65,10 +66,12 @@ def budget_spent(source: FigureSource) -> Figure | None:
         ),
         table=table_of(
             (
-                Column(name="limit", head="limit", is_number=False, show=lambda name: NAMES[name]),
-                Column(name="spent", head="spent", show=_number),
-                Column(name="of", head="of", show=_number),
-                Column(name="left", head="left", show=_number),
+                Column(
+                    name="limit", head="limit", is_number=False, show=lambda name: LIMIT_NAMES[name]
+                ),
+                Column(name="spent", head="spent", show=_number_text),
+                Column(name="of", head="of", show=_number_text),
+                Column(name="left", head="left", show=_number_text),
                 Column(
                     name="spent_share", head="share spent", show=lambda v: f"{v:.0%}", bar_of=1.0
                 ),
@@ -109,13 +112,13 @@ def _limits(source: FigureSource) -> list[Limit]:
     return limits
 
 
-def _number(value: float) -> str:
-    """`3,600`, `41.2`, `0.5`."""
+def _number_text(value: float) -> str:
+    """Return a number as text, such as `3,600`, `41.2` or `0.5`."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def _gpu_s(source: FigureSource) -> float:
-    """GPU-seconds of the trials that ended."""
+    """Return the GPU-seconds of the ended trials."""
     return sum(
         t.config.world_size * (t.ended_at - t.started_at).total_seconds()
         for t in source.result.shown
@@ -124,28 +127,28 @@ def _gpu_s(source: FigureSource) -> float:
 
 
 def trial_timeline(source: FigureSource) -> Figure | None:
-    """When each trial ran, and on how many ranks."""
-    began = [t for t in source.result.shown if t.started_at is not None]
-    began.sort(key=lambda t: (t.started_at, t.number))
-    ended = [t.ended_at for t in began if t.ended_at is not None]
+    """Return the figure of when each trial ran and on how many ranks; None if none started."""
+    started = [t for t in source.result.shown if t.started_at is not None]
+    started.sort(key=lambda t: (t.started_at, t.number))
+    ended = [t.ended_at for t in started if t.ended_at is not None]
     now = max(ended, default=source.result.record.updated_at)
-    shown = began[-SHOWN:]
+    shown = started[-MAX_DRAWN:]
     if not shown:
         return None
     study = source.result.record.study
     count = max(
         [(study.at_hand or study.workload.cluster).num_gpus, *(t.config.world_size for t in shown)]
     )
-    spans = _placed(source, shown, now, count)
-    cut = (
-        f" The newest {SHOWN} of {len(began):,} runs are drawn; the data table has all of them."
-        if len(began) > len(shown)
+    spans = _assign_ranks(source, shown, now, count)
+    omission = (
+        f" The newest {MAX_DRAWN} of {len(started):,} runs are drawn; the data table has all of them."
+        if len(started) > len(shown)
         else ""
     )
     return Figure(
         name="timeline",
         title="Trials on ranks",
-        shows=f"When each trial ran, from launch to end, and how many of the {count} ranks it used.{cut}",
+        shows=f"When each trial ran, from launch to end, and how many of the {count} ranks it used.{omission}",
         how_to_read="Each box is a trial, numbered if there is room; its height is the number of ranks. Green: measured. Blue: running. Red: failed. Gray: ended early. Framed: finals. Empty space to the right of a box is idle time of its ranks.",
         svg=lanes(
             spans,
@@ -176,27 +179,29 @@ def trial_timeline(source: FigureSource) -> Figure | None:
                     source.elapsed_s(t.ended_at),
                     t.measurement.setup_s if t.measurement else None,
                 )
-                for t in began
+                for t in started
             ],
         ),
     )
 
 
-def _placed(source: FigureSource, trials: list[Trial], now: datetime, count: int) -> list[Span]:
-    """Each trial on the first ranks that are free when it starts; on the first ones where none
-    are."""
+def _assign_ranks(
+    source: FigureSource, trials: list[Trial], now: datetime, count: int
+) -> list[Span]:
+    """Return the trials' boxes, each on the first free ranks at its start, or on the first ranks if
+    too few are free."""
     free_at = [0.0] * count
     spans = []
     for t in trials:
         start = source.elapsed_s(t.started_at) or 0.0
         end = max(start, source.elapsed_s(t.ended_at or now) or start)
         ranks = min(t.config.world_size, count)
-        room = (
+        free_lanes = (
             i
             for i in range(count - ranks + 1)
             if all(f <= start + 1e-3 for f in free_at[i : i + ranks])
         )
-        lane = next(room, 0)
+        lane = next(free_lanes, 0)
         free_at[lane : lane + ranks] = [end] * ranks
         final = " final" if t.purpose is TrialPurpose.FINAL else ""
         spans.append(
@@ -206,7 +211,7 @@ def _placed(source: FigureSource, trials: list[Trial], now: datetime, count: int
                 lane=lane,
                 lanes=ranks,
                 label=str(t.number),
-                title=title_of(t, str(t.status).lower(), format_duration(end - start)),
+                title=tooltip(t, str(t.status).lower(), format_duration(end - start)),
                 kind=f"{t.status}{final}",
             )
         )

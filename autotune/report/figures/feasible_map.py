@@ -1,9 +1,9 @@
-"""The map of the feasible set: two knobs as a grid, the best config of each cell.
+"""The map of the feasible set: a grid over two knobs with the best config in each cell.
 
-The knobs are tp and pp, unless neither varies: then the first two that do, or the only one that
-does and pp. A cell stands for all configs with its two values. It shows the best measured speed
-where one was measured, else the predicted one of the config that a plan ranks first, and is refused
-where all of its configs ran, or are expected to run, out of memory.
+The knobs are tp and pp if either varies; otherwise the first two knobs that vary, or the only one
+and pp. A cell represents all configs with its two values. It shows the best measured speed if there
+is one, otherwise the predicted speed of the cell's first config in a plan. A cell is marked as
+refused if all of its configs ran, or are expected to run, out of memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from autotune.report.figures.source import FigureSource, order_of, title_of, varying, word_of
+from autotune.report.figures.source import (
+    FigureSource,
+    tooltip,
+    value_sort_key,
+    value_text,
+    varying_knobs,
+)
 from autotune.report.svg.tiles import LEVELS, Tile, tiles
 from autotune.report.terminal import format_count
 from autotune.results.figure import Column, Figure, table_of
@@ -20,52 +26,54 @@ from autotune.spec import FailureKind, Trial, TrialPurpose
 from autotune.spec.texts.as_text import count_cell, number_of
 
 AXES = ("pp", "tp")
-"""(columns, rows)"""
-MOST_VALUES = 12
-"""values of a knob that has room as an axis"""
-OF_TILES = {
+"""default knobs: (columns, rows)"""
+MAX_VALUES = 12
+"""maximum number of values of a knob that is an axis"""
+TILE_TEXTS = {
     "plain": "All speeds are predicted.",
     "measured": "Solid frame: measured.",
     "predicted": "Dashed frame: only predicted. A dashed cell that looks fast has not been tried yet.",
     "refused": "Hatched: every config runs out of memory.",
 }
-"""what a cell means, by its kind; only kinds that are drawn are explained"""
+"""explanations of the cells, by kind; only kinds that occur are explained"""
 NO_CONFIG = "Empty cells have no valid config."
 RISKIER = "A predicted cell shows its first config by predicted speed times the probability that it fits into memory; another config in the cell may be faster, but is less likely to fit."
 
 
 @dataclass
 class _Cell:
-    """What is known of the configs with these two values."""
+    """The configs with these two values."""
 
     configs: int = 0
     fitting: int = 0
     predicted: float | None = None
-    """tokens/s of the config that a plan ranks first among those that should fit"""
+    """tokens/s of the config that a plan ranks first among those expected to fit"""
     fastest: float = 0.0
-    """the highest predicted tokens/s, also of those that should not fit"""
+    """highest predicted tokens/s, including configs not expected to fit"""
     value: float = -1.0
-    """by which it is ranked"""
+    """the plan's ranking criterion for that config: tokens/s times the probability of fitting"""
     measured: list[Trial] = field(default_factory=list)
     out_of_memory: int = 0
 
 
 def feasible_map(source: FigureSource) -> Figure | None:
-    """The grid."""
-    knobs = {name: values for name, values in varying(source).items() if len(values) <= MOST_VALUES}
+    """Return the figure; None if no knob varies."""
+    knobs = {
+        name: values for name, values in varying_knobs(source).items() if len(values) <= MAX_VALUES
+    }
     names = AXES if any(name in knobs for name in AXES) else tuple(knobs)[:2]
     if not names:
         return None
     across, down = (*names, *(name for name in AXES if name not in names))[:2]
     cells = _cells(source, across, down)
-    columns = sorted({key[1] for key in cells}, key=order_of)
-    rows = sorted({key[0] for key in cells}, key=order_of)
+    columns = sorted({key[1] for key in cells}, key=value_sort_key)
+    rows = sorted({key[0] for key in cells}, key=value_sort_key)
     speeds = sorted(v for cell in cells.values() if (v := _value(cell)) is not None)
     has_trials = any(cell.measured or cell.out_of_memory for cell in cells.values())
     drawn = {
         (rows.index(key[0]), columns.index(key[1])): _tile(
             cell,
-            f"{down}={word_of(key[0])} {across}={word_of(key[1])}",
+            f"{down}={value_text(key[0])} {across}={value_text(key[1])}",
             speeds,
             has_trials=has_trials,
         )
@@ -86,23 +94,23 @@ def feasible_map(source: FigureSource) -> Figure | None:
         how_to_read=" ".join(
             [
                 "The stronger a cell's color, the faster its config.",
-                *(words for kind, words in OF_TILES.items() if kind in kinds),
+                *(words for kind, words in TILE_TEXTS.items() if kind in kinds),
                 *([NO_CONFIG] if len(drawn) < len(rows) * len(columns) else []),
                 *([RISKIER] if any(map(_has_faster, cells.values())) else []),
             ]
         ),
         svg=tiles(
             drawn,
-            columns=[word_of(value) for value in columns],
-            rows=[word_of(value) for value in rows],
+            columns=[value_text(value) for value in columns],
+            rows=[value_text(value) for value in rows],
             column_name=across,
             row_name=down,
             description=f"Best speed by {down} and {across}: measured, predicted, or out of memory",
         ),
         table=table_of(
             (
-                Column(name=down, head=down, show=word_of),
-                Column(name=across, head=across, show=word_of),
+                Column(name=down, head=down, show=value_text),
+                Column(name=across, head=across, show=value_text),
                 Column(name="configs", head="configs"),
                 Column(name="expected_to_fit", head="expected to fit"),
                 Column(
@@ -128,7 +136,8 @@ def feasible_map(source: FigureSource) -> Figure | None:
                     cell.out_of_memory,
                 )
                 for key, cell in sorted(
-                    cells.items(), key=lambda item: (order_of(item[0][0]), order_of(item[0][1]))
+                    cells.items(),
+                    key=lambda item: (value_sort_key(item[0][0]), value_sort_key(item[0][1])),
                 )
             ],
         ),
@@ -136,7 +145,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
 
 
 def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable, Hashable], _Cell]:
-    """Cells by (value of `down`, value of `across`)."""
+    """Return the cells by (value of `down`, value of `across`)."""
     cells: dict[tuple[Hashable, Hashable], _Cell] = {}
     if (space := source.space) is not None:
         codes = zip(
@@ -152,10 +161,10 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
                 cell.fitting += 1
                 if value > cell.value:
                     cell.predicted, cell.value = speed, value
-    for t in source.own:
+    for t in source.without_proxies:
         if t.number not in source.counted and (
             t.is_measured or t.purpose is TrialPurpose.FINAL
-        ):  # another one holds it
+        ):  # another trial represents its config
             continue
         cell = cells.setdefault((t.config.value(down), t.config.value(across)), _Cell())
         cell.configs += source.space is None
@@ -171,7 +180,7 @@ def _value(cell: _Cell) -> float | None:
 
 
 def _has_faster(cell: _Cell) -> bool:
-    """Whether a config of a predicted cell has a higher predicted speed than the one that is
+    """Return whether a config in a predicted cell has a higher predicted speed than the config
     shown."""
     return (
         not cell.measured
@@ -181,7 +190,8 @@ def _has_faster(cell: _Cell) -> bool:
 
 
 def _tile(cell: _Cell, name: str, speeds: list[float], *, has_trials: bool) -> Tile:
-    """`has_trials`: whether any cell is measured, so that predicted ones are marked."""
+    """Return a cell of the grid. `speeds`: all cells' speeds, ascending. `has_trials`: whether any
+    cell has trials, so that predictions are labeled."""
     value = _value(cell)
     counts = f"{number_of(cell.configs, 'config')}, {cell.fitting:,} expected to fit"
     if value is None:
@@ -209,7 +219,7 @@ def _tile(cell: _Cell, name: str, speeds: list[float], *, has_trials: bool) -> T
             tile, title=f"{name}: {format_count(value)} tokens/s predicted{faster}; {counts}"
         )
     best = max(cell.measured, key=tokens_per_s)
-    title = f"{name}: {format_count(value)} tokens/s measured; {counts}; {title_of(best)}"
+    title = f"{name}: {format_count(value)} tokens/s measured; {counts}; {tooltip(best)}"
     return replace(
         tile, lines=[format_count(value), f"#{best.number}"], title=title, kind="measured"
     )

@@ -1,5 +1,5 @@
-"""A figure as Markdown: what it shows, and its data as a table in which bars stand beside the
-values. It opens with a click."""
+"""A figure as Markdown in an expandable section: its description, and its data as a table with bars
+next to the values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 from autotune.report.markdown_text import bar, code, details, table, text
 from autotune.results.figure import Column, Figure
 
-MOST_ROWS = 12
-"""rows of data that are shown; the CSV of the HTML report holds all"""
+MAX_ROWS = 12
+"""maximum number of rows of data; the CSV of the HTML report has all rows"""
 
 
 def figure_markdown(figure: Figure) -> str:
-    """The figure; of longer data `MOST_ROWS` rows, evenly spread from the first to the last."""
+    """Return the figure. Of longer data it has `MAX_ROWS` rows, evenly spread from the first to the
+    last."""
     data = figure.table
     count = len(data.rows)
-    places = (
+    indices = (
         range(count)
-        if count <= MOST_ROWS
-        else [i * (count - 1) // (MOST_ROWS - 1) for i in range(MOST_ROWS)]
+        if count <= MAX_ROWS
+        else [i * (count - 1) // (MAX_ROWS - 1) for i in range(MAX_ROWS)]
     )
     lengths = [
         _lengths(column, [row[i] for row in data.rows]) for i, column in enumerate(data.columns)
@@ -30,28 +31,28 @@ def figure_markdown(figure: Figure) -> str:
     for column, length in zip(data.columns, lengths, strict=True):
         heads += [(column.head, column.is_number), *([("", False)] if length else [])]
     rows = []
-    for place in places:
+    for index in indices:
         cells = []
-        for column, length, value in zip(data.columns, lengths, data.rows[place], strict=True):
+        for column, length, value in zip(data.columns, lengths, data.rows[index], strict=True):
             shown = column.shown(value)
             cells += [
                 code(shown) if column.name == "config" else text(shown),
-                *([bar(length[place])] if length else []),
+                *([bar(length[index])] if length else []),
             ]
         rows.append(cells)
-    cut = f"{MOST_ROWS} of {count:,} rows, evenly spread." if count > MOST_ROWS else ""
+    omission = f"{MAX_ROWS} of {count:,} rows, evenly spread." if count > MAX_ROWS else ""
     return details(
-        figure.title, text(figure.shows, most=len(figure.shows)), table(heads, rows), cut
+        figure.title, text(figure.shows, most=len(figure.shows)), table(heads, rows), omission
     )
 
 
 def _lengths(column: Column, values: Sequence[Any]) -> list[float]:
-    """The length of each value's bar; empty for a column without bars."""
+    """Return the relative length of each value's bar; empty for a column without bars."""
     if column.bar_of is None:
         return []
-    known = [float(value) if _is_known(value) else 0.0 for value in values]
-    whole = column.bar_of or max(known, default=0.0)
-    return [value / whole for value in known] if whole > 0 else []
+    lengths = [float(value) if _is_known(value) else 0.0 for value in values]
+    whole = column.bar_of or max(lengths, default=0.0)
+    return [value / whole for value in lengths] if whole > 0 else []
 
 
 def _is_known(value: Any) -> bool:

@@ -3,15 +3,13 @@ variance that each knob explains alone.
 
     y        ln tokens/s                     S_k = Var_v(E[y | knob k = v]) / Var(y)       0 to 1
 
-S_k is the first-order sensitivity index (Sobol' 1993; Saltelli et al. 2008, eq. 1.19). Over the
-predicted configs that should fit it is taken as it is, with equal weights. Over n measured trials
-with m values of the knob it would be too large by chance, so the variance between the values is
-corrected for it, as epsilon squared (Kelley 1935):
-
+S_k is the first-order sensitivity index (Sobol' 1993; Saltelli et al. 2008, eq. 1.19). For the
+predicted configs that should fit, it is computed directly, with equal weights. For n measured
+trials with m values of the knob, chance would inflate it, so the variance between the values is
+corrected as in epsilon squared (Kelley 1935):
     S_k = max(0, (SS_between - (m - 1) s^2) / SS_total)         s^2 = SS_within / (n - m)
-
 Knobs depend on one another (dp follows from tp and pp), so the shares need not add up to 1, and a
-knob that matters only together with another has a small one.
+knob that matters only together with another knob has a small share.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from autotune.report.figures.source import (
     STATUS,
     TRIAL,
     FigureSource,
-    left_out,
-    title_of,
-    varying,
-    word_of,
+    omission_sentence,
+    tooltip,
+    value_text,
+    varying_knobs,
 )
 from autotune.report.notes import note_of
 from autotune.report.svg.bars import Bar, stacked_bars
@@ -42,19 +40,22 @@ from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
 
-MOST_AXES = 8
-LEVELS = 5
-LEAST_TRIALS = 8
-"""measured trials below which no share is told"""
+MAX_AXES = 8
+"""maximum number of knobs to show"""
+SPEED_LEVELS = 5
+"""number of line styles for different speeds"""
+MIN_TRIALS = 8
+"""number of measured trials below which no measured share is shown"""
 
 
 def knob_importance(source: FigureSource) -> Figure | None:
-    """The share of the variance of speed that each knob explains alone."""
+    """Return the figure of the share of the speed's variance that each knob explains alone; None
+    without shares."""
     rows = importance_rows(source)
     if not rows:
         return None
     bars = []
-    for name, predicted, measured in rows[:MOST_AXES]:
+    for name, predicted, measured in rows[:MAX_AXES]:
         if predicted is not None:
             bars.append(Bar(label=name, parts={"predicted": predicted}, note=f"{predicted:.0%}"))
         if measured is not None:
@@ -65,7 +66,7 @@ def knob_importance(source: FigureSource) -> Figure | None:
         title="Importance of each knob",
         shows="Share of the variance of log tokens per second that each knob explains alone: predicted over all configs that should fit, and measured over the trials.",
         how_to_read="A long bar means that this knob matters. Shares need not add up to 100%, because knobs depend on one another. Measured shares "
-        f"need at least {LEAST_TRIALS} trials, and are smaller because the search tries good values more often than bad ones.",
+        f"need at least {MIN_TRIALS} trials, and are smaller because the search tries good values more often than bad ones.",
         svg=stacked_bars(
             bars,
             names={"predicted": "predicted, all configs", "measured": "measured trials"},
@@ -89,18 +90,16 @@ def knob_importance(source: FigureSource) -> Figure | None:
 
 
 def importance_rows(source: FigureSource) -> list[tuple[str, float | None, float | None]]:
-    """(knob, predicted share, measured share), the most important first."""
+    """Return (knob, predicted share, measured share), the most important knob first."""
     space = source.space
     trials = [
         t
         for t in source.searched
         if t.purpose is TrialPurpose.SEARCH or t.purpose is TrialPurpose.BASELINE
     ]
-    speeds = (
-        np.log([tokens_per_s(t) for t in trials]) if len(trials) >= LEAST_TRIALS else np.empty(0)
-    )
+    speeds = np.log([tokens_per_s(t) for t in trials]) if len(trials) >= MIN_TRIALS else np.empty(0)
     rows = []
-    for name in varying(source):
+    for name in varying_knobs(source):
         predicted = None
         if space is not None and name in space.table.knobs and space.fits.sum() > 1:
             predicted = explained_share(
@@ -109,7 +108,7 @@ def importance_rows(source: FigureSource) -> list[tuple[str, float | None, float
         measured = None
         if len(speeds):
             values = np.unique(
-                [word_of(t.config.value(name)) for t in trials], return_inverse=True
+                [value_text(t.config.value(name)) for t in trials], return_inverse=True
             )[1]
             measured = explained_share(values, speeds, is_sample=True)
         if predicted is not None or measured is not None:
@@ -122,8 +121,8 @@ def importance_rows(source: FigureSource) -> list[tuple[str, float | None, float
 def explained_share(
     codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: bool = False
 ) -> float | None:
-    """S_k of a knob with these codes, shape (N,); None where it or the speed does not vary.
-    `is_sample`: with the correction for chance."""
+    """Return S_k for a knob with these codes, shape (N,); None if the knob or the speed does not
+    vary. `is_sample`: correct S_k for chance."""
     groups, index = np.unique(codes, return_inverse=True)
     total = float(((y - y.mean()) ** 2).sum())
     n, m = len(y), len(groups)
@@ -136,41 +135,48 @@ def explained_share(
 
 
 def parallel_coordinates(source: FigureSource) -> Figure | None:
-    """Every trial as a line across the knobs that vary, to its speed."""
+    """Return the figure with every trial as a line across the varying knobs to its speed; None if
+    nothing varies."""
     trials = [
         t
-        for t in source.own
+        for t in source.without_proxies
         if t.number in source.counted or (t.failure and t.purpose is not TrialPurpose.FINAL)
     ]
-    tried = {
+    values_by_knob = {
         name: values
-        for name, values in varying(source).items()
-        if len({word_of(t.config.value(name)) for t in trials}) > 1
+        for name, values in varying_knobs(source).items()
+        if len({value_text(t.config.value(name)) for t in trials}) > 1
     }
     speeds = sorted(tokens_per_s(t) for t in trials if t.is_measured)
-    if not tried or not speeds:
+    if not values_by_knob or not speeds:
         return None
-    ranked = [name for name, _, _ in importance_rows(source) if name in tried] or list(tried)
-    chosen = set(ranked[:MOST_AXES])
-    names = [name for name in tried if name in chosen]
-    places = {name: {word_of(v): i for i, v in enumerate(tried[name])} for name in names}
+    ranked = [name for name, _, _ in importance_rows(source) if name in values_by_knob] or list(
+        values_by_knob
+    )
+    chosen = set(ranked[:MAX_AXES])
+    names = [name for name in values_by_knob if name in chosen]
+    positions = {
+        name: {value_text(v): i for i, v in enumerate(values_by_knob[name])} for name in names
+    }
     low, high = min(0.98 * speeds[0], speeds[0] - 1e-9), speeds[-1]
     shown = source.thinned(trials)
-    items = [_item(source, t, names, places, low, high) for t in shown]
-    items.sort(key=lambda item: _DRAWN.index(item.kind))
+    items = [_line(source, t, names, positions, low, high) for t in shown]
+    items.sort(key=lambda item: _DRAWING_ORDER.index(item.kind))
     ends = [low + (high - low) * i / 4 for i in range(5)]
     axes = [
-        UprightAxis(name=_SHORT.get(name, name), values=[word_of(v) for v in tried[name]])
+        UprightAxis(
+            name=_AXIS_NAMES.get(name, name), values=[value_text(v) for v in values_by_knob[name]]
+        )
         for name in names
     ]
-    hidden = len(tried) - len(names)
+    hidden = len(values_by_knob) - len(names)
     knobs = "knob is" if hidden == 1 else "knobs are"
     more = f" {hidden} less important {knobs} omitted." if hidden else ""
     return Figure(
         name="parallel_coordinates",
         title="Trials across the knobs",
         shows=f"Every trial as a line across the varying knobs, ending at its tokens per second.{more}"
-        + left_out(len(shown), len(trials)),
+        + omission_sentence(len(shown), len(trials)),
         how_to_read="Each line is a trial, and crosses each axis at the value in its config. Stronger lines are faster, and the thick line is the best trial. Dashed red lines failed and end at the bottom. A value that many strong lines cross is good.",
         svg=parallel_axes(
             [*axes, UprightAxis(name="tokens/s", values=[format_count(v) for v in ends])],
@@ -182,7 +188,7 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
                 TRIAL,
                 CONFIG,
                 STATUS,
-                *(Column(name=n, head=n, show=word_of) for n in tried),
+                *(Column(name=n, head=n, show=value_text) for n in values_by_knob),
                 MEASURED,
             ),
             [
@@ -190,7 +196,7 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
                     t.number,
                     config_label(t.config),
                     str(t.status),
-                    *(t.config.value(n) for n in tried),
+                    *(t.config.value(n) for n in values_by_knob),
                     tokens_per_s(t) if t.is_measured else None,
                 )
                 for t in trials
@@ -199,14 +205,14 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     )
 
 
-_DRAWN = (
+_DRAWING_ORDER = (
     "path failed",
-    *(f"path speed-{level}" for level in range(LEVELS)),
+    *(f"path speed-{level}" for level in range(SPEED_LEVELS)),
     "path base-path",
     "path winner",
 )
-"""kinds of lines, the last on top"""
-_SHORT = {
+"""kinds of lines, in drawing order: the last is on top"""
+_AXIS_NAMES = {
     "micro_batch_size": "micro batch",
     "accumulation_steps": "accumulation",
     "sequence_parallel": "seq. parallel",
@@ -214,27 +220,30 @@ _SHORT = {
     "pp_schedule": "schedule",
     "virtual_stages": "virtual stages",
 }
+"""short names of knobs for axes"""
 
 
-def _item(
+def _line(
     source: FigureSource,
     trial: Trial,
     names: Sequence[str],
-    places: dict[str, dict[str, int]],
+    positions: dict[str, dict[str, int]],
     low: float,
     high: float,
 ) -> Item:
+    """Return a trial as a line across the axes of `names`; `positions`: index of each value on its
+    axis."""
     heights = []
     for name in names:
-        last = len(places[name]) - 1
-        heights.append(places[name][word_of(trial.config.value(name))] / last)
+        last = len(positions[name]) - 1
+        heights.append(positions[name][value_text(trial.config.value(name))] / last)
     if not trial.is_measured:
-        title = title_of(trial, note_of(trial))
+        title = tooltip(trial, note_of(trial))
         return Item(at=[*heights, 0.0], title=title, kind="path failed")
     speed = tokens_per_s(trial)
     share = (speed - low) / (high - low) if high > low else 1.0
-    kind = f"path speed-{min(LEVELS - 1, math.floor(LEVELS * share))}"
+    kind = f"path speed-{min(SPEED_LEVELS - 1, math.floor(SPEED_LEVELS * share))}"
     kind = {"best": "path winner", "base": "path base-path"}.get(source.kind(trial), kind)
     return Item(
-        at=[*heights, share], title=title_of(trial, f"{format_count(speed)} tokens/s"), kind=kind
+        at=[*heights, share], title=tooltip(trial, f"{format_count(speed)} tokens/s"), kind=kind
     )

@@ -14,7 +14,8 @@ from autotune.spec.texts.as_text import count_cell
 
 
 def loss_curves(source: FigureSource) -> Figure | None:
-    """Losses over the tokens seen."""
+    """Return the figure of losses over tokens for the winner, the baseline and the fp32 reference;
+    None without losses of the winner."""
     curves = _curves(source)
     if not any(kind == "line" for _, kind, _, _ in curves):
         return None
@@ -23,29 +24,28 @@ def loss_curves(source: FigureSource) -> Figure | None:
         for name, _, losses, tokens in curves
     }
     drawn = (loss for curve in points.values() for _, loss in curve)
-    known = [loss for loss in drawn if math.isfinite(loss)]
-    if not known:
+    finite = [loss for loss in drawn if math.isfinite(loss)]
+    if not finite:
         return None
     lines = [
         Line(points=[p for p in points[name] if math.isfinite(p[1])], kind=kind, label=name)
         for name, kind, _, _ in curves
     ]
-    same = source.result.record.study.same_data
-    alike = (
+    comparability = (
         "All runs saw the same batches in the same order, so the curves should coincide"
-        if same
+        if source.result.record.study.same_data
         else "The runs saw different batches, so only the trend is comparable"
     )
     return Figure(
         name="loss_reference",
         title="Loss against the reference",
         shows="Training loss in nats per token, plotted over the tokens seen after warm-up, for the winner, the baseline and the fp32 reference.",
-        how_to_read=f"{alike}. If a curve is above the reference, the curve's config trades accuracy for speed.",
+        how_to_read=f"{comparability}. If a curve is above the reference, the curve's config trades accuracy for speed.",
         svg=plot(
             [],
             lines,
             x=Axis(label="tokens seen after warm-up", format=format_count),
-            y=loss_axis(known),
+            y=loss_axis(finite),
             description="Loss of the winner and the baseline against the fp32 reference",
             legend=True,
         ),
@@ -61,7 +61,8 @@ def loss_curves(source: FigureSource) -> Figure | None:
 
 
 def loss_axis(losses: Sequence[float]) -> Axis:
-    """The upright axis of these losses, with a margin of 5% of their spread on both sides."""
+    """Return the vertical axis for these losses, with a margin of 5% of their spread on both
+    sides."""
     low, high = min(losses), max(losses)
     margin = 0.05 * (high - low or 1.0)
     return Axis(
@@ -73,17 +74,17 @@ def loss_axis(losses: Sequence[float]) -> Axis:
 
 
 def _curves(source: FigureSource) -> list[tuple[str, str, tuple[float, ...], int]]:
-    """(name, class of the line, losses, tokens of a step)."""
-    best, default = source.result.best, source.result.baseline
-    found: list[tuple[str, str, tuple[float, ...], int]] = []
+    """Return (name, class of the line, losses, tokens per step) of each curve."""
+    best, baseline = source.result.best, source.result.baseline
+    curves: list[tuple[str, str, tuple[float, ...], int]] = []
     if best is None or best.measurement is None:
-        return found
+        return curves
     reference = next(
         (t for t in source.result.shown if t.purpose is TrialPurpose.REFERENCE and t.is_measured),
         None,
     )
     if reference is not None and reference.measurement is not None and reference.measurement.losses:
-        found.append(
+        curves.append(
             (
                 "fp32 reference",
                 "dashed",
@@ -92,7 +93,7 @@ def _curves(source: FigureSource) -> list[tuple[str, str, tuple[float, ...], int
             )
         )
     elif best.measurement.reference_losses:
-        found.append(
+        curves.append(
             (
                 "fp32 reference",
                 "dashed",
@@ -100,9 +101,9 @@ def _curves(source: FigureSource) -> list[tuple[str, str, tuple[float, ...], int
                 best.measurement.tokens_per_step,
             )
         )
-    if default is not None and default.config != best.config:
-        found += _curve(f"baseline #{default.number}", "second", default)
-    return found + _curve(f"winner #{best.number}", "line", best)
+    if baseline is not None and baseline.config != best.config:
+        curves += _curve(f"baseline #{baseline.number}", "second", baseline)
+    return curves + _curve(f"winner #{best.number}", "line", best)
 
 
 def _curve(name: str, kind: str, trial: Trial) -> list[tuple[str, str, tuple[float, ...], int]]:

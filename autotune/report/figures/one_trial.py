@@ -1,4 +1,4 @@
-"""The figures of one trial: its steps, its loss, and where its time and its memory go."""
+"""The figures on a trial's page: its steps, its loss, and how its time and memory are spent."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ STEP = Column(name="step", head="step")
 STEP_TIME = Column(name="step_time_s", head="step time", show=duration_cell)
 CAUSE = Column(name="cause", head="", is_number=False)
 MEASURED = "measured"
-"""the part of a bar that is one measured number"""
-MOST_RANKS = 32
-"""ranks whose peaks are shown"""
+"""name of a bar's part that shows one measured number"""
+MAX_RANKS = 32
+"""maximum number of ranks whose peaks are shown"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSource:
-    """What the figures of a trial are drawn from."""
+    """The data for a trial's figures."""
 
     trial: Trial
-    """as it was measured"""
+    """the trial as it was measured"""
     steps: Mapping[str, Sequence[float]]
-    """step (from 0, with warm-up), step_time_s, loss, grad_norm, of its last attempt; empty lists
-    where no step was reported"""
+    """series of its last attempt: step (from 0, with warm-up), step_time_s, loss, grad_norm; empty
+    lists if no step was reported"""
     warmup_steps: int
-    """steps at the start that do not count"""
+    """number of steps at the start that do not count"""
     capacity_bytes: float
-    """memory of a GPU"""
+    """memory of one GPU"""
 
 
 def trial_figures(source: TrialSource) -> tuple[Figure, ...]:
-    """The figures that the trial allows so far, in the order in which they are shown."""
-    drawn = (
+    """Return the figures for which the trial has data, in display order."""
+    figures = (
         _step_times(source),
         _losses(source),
         _memory_over_time(source),
-        _time(source),
+        _time_by_parts(source),
         rank_parts(source.trial),
-        _memory(source),
+        _memory_by_parts(source),
         _grad_norms(source),
     )
-    return tuple(figure for figure in drawn if figure is not None)
+    return tuple(figure for figure in figures if figure is not None)
 
 
 def _step_times(source: TrialSource) -> Figure | None:
@@ -72,12 +72,12 @@ def _step_times(source: TrialSource) -> Figure | None:
     last = max(1.0, max(steps))
     lines = []
     if counted:
-        middle = statistics.median(counted)
+        median = statistics.median(counted)
         lines.append(
             Line(
-                points=[(0.0, middle), (last, middle)],
+                points=[(0.0, median), (last, median)],
                 kind="dashed",
-                label=f"median {format_duration(middle)}",
+                label=f"median {format_duration(median)}",
             )
         )
     if source.trial.estimate is not None:
@@ -127,15 +127,15 @@ def _losses(source: TrialSource) -> Figure | None:
         if m is not None
         else []
     )
-    ours = list(zip(steps, losses, strict=True))
+    losses_by_step = list(zip(steps, losses, strict=True))
     lines = [
         Line(points=_finite(reference), kind="dashed", label="fp32 reference"),
-        Line(points=_finite(ours), kind="line", label="this trial"),
+        Line(points=_finite(losses_by_step), kind="line", label="this trial"),
     ]
-    known = [loss for line in lines for _, loss in line.points]
+    shown_losses = [loss for line in lines for _, loss in line.points]
     if not lines[1].points:
         return None
-    beside = dict(reference)
+    reference_by_step = dict(reference)
     return Figure(
         name="loss",
         title="Loss",
@@ -146,19 +146,19 @@ def _losses(source: TrialSource) -> Figure | None:
             [],
             [line for line in lines if line.points],
             x=_step_axis(max(steps)),
-            y=loss_axis(known),
+            y=loss_axis(shown_losses),
             description="Loss of the trial",
             legend=True,
         ),
         table=table_of(
             (
                 STEP,
-                Column(name="loss_nats_per_token", head="loss", show=_four),
-                Column(name="reference_loss_nats_per_token", head="reference", show=_four),
+                Column(name="loss_nats_per_token", head="loss", show=_four_decimals),
+                Column(name="reference_loss_nats_per_token", head="reference", show=_four_decimals),
             ),
             [
-                (int(step), loss if math.isfinite(loss) else None, beside.get(step))
-                for step, loss in ours
+                (int(step), loss if math.isfinite(loss) else None, reference_by_step.get(step))
+                for step, loss in losses_by_step
             ],
         ),
     )
@@ -182,7 +182,7 @@ def _grad_norms(source: TrialSource) -> Figure | None:
             description="Gradient norm of the trial",
         ),
         table=table_of(
-            (STEP, Column(name="grad_norm", head="gradient norm", show=_four)),
+            (STEP, Column(name="grad_norm", head="gradient norm", show=_four_decimals)),
             [(int(step), norm if math.isfinite(norm) else None) for step, norm in pairs],
         ),
     )
@@ -227,33 +227,33 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
     )
 
 
-def _time(source: TrialSource) -> Figure | None:
+def _time_by_parts(source: TrialSource) -> Figure | None:
     trial = source.trial
-    found: list[tuple[str, dict[str, float]]] = []
+    bars: list[tuple[str, dict[str, float]]] = []
     if trial.estimate is not None:
-        found.append(("predicted", trial.estimate.time_parts_s.to_dict()))
-    (parts,), known_by = time_parts(trial)
-    if parts and known_by == "profiled":
-        found.append((known_by, parts))
-    if not found:
+        bars.append(("predicted", trial.estimate.time_parts_s.to_dict()))
+    (parts,), source_name = time_parts(trial)
+    if parts and source_name == "profiled":
+        bars.append((source_name, parts))
+    if not bars:
         return None
-    names = {**part_names([parts for _, parts in found]), MEASURED: "measured step"}
+    names = {**part_names([parts for _, parts in bars]), MEASURED: "measured step"}
     if trial.measured is not None:
-        found.append((MEASURED, {MEASURED: trial.measured.step_time_s}))
+        bars.append((MEASURED, {MEASURED: trial.measured.step_time_s}))
     return Figure(
         name="time_by_parts",
         title="Where step time goes",
         shows="Time in one optimizer step by cause, as predicted by the cost model"
         + (
             " and as profiled in the trial."
-            if known_by == "profiled"
+            if source_name == "profiled"
             else "; this trial was not profiled."
         ),
         how_to_read="The number next to a bar is the bar's whole length. Communication hidden behind computation is not shown.",
         svg=stacked_bars(
             [
                 Bar(label=label, parts=parts, note=format_duration(sum(parts.values())))
-                for label, parts in found
+                for label, parts in bars
             ],
             names=names,
             number=format_duration,
@@ -264,14 +264,14 @@ def _time(source: TrialSource) -> Figure | None:
         table=table_of(
             (
                 CAUSE,
-                *(Column(name=f"{label}_s", head=label, show=duration_cell) for label, _ in found),
+                *(Column(name=f"{label}_s", head=label, show=duration_cell) for label, _ in bars),
             ),
-            [(word, *(parts.get(name, 0.0) for _, parts in found)) for name, word in names.items()],
+            [(word, *(parts.get(name, 0.0) for _, parts in bars)) for name, word in names.items()],
         ),
     )
 
 
-def _memory(source: TrialSource) -> Figure | None:
+def _memory_by_parts(source: TrialSource) -> Figure | None:
     trial, m = source.trial, source.trial.measurement
     peak = m.peak_memory_bytes if m is not None else None
     ranks = m.rank_peak_memory_bytes if m is not None else ()
@@ -285,7 +285,7 @@ def _memory(source: TrialSource) -> Figure | None:
             Bar(label="predicted", parts=parts, mark=peak, note=format_bytes(sum(parts.values())))
         )
         rows += [(f"predicted: {PART_NAMES[name]}", value) for name, value in parts.items()]
-    measured = {f"rank {rank}": float(value) for rank, value in enumerate(ranks[:MOST_RANKS])}
+    measured = {f"rank {rank}": float(value) for rank, value in enumerate(ranks[:MAX_RANKS])}
     if len(measured) < 2:
         measured = {"measured": peak} if peak is not None else {}
     bars += [
@@ -296,7 +296,7 @@ def _memory(source: TrialSource) -> Figure | None:
     if not bars:
         return None
     capacity = (m.memory_capacity_bytes if m is not None else None) or source.capacity_bytes
-    svg, far = memory_bars(
+    svg, capacity_sentence = memory_bars(
         bars,
         {**MEMORY_NAMES, MEASURED: "measured peak"},
         capacity_bytes=capacity,
@@ -307,7 +307,11 @@ def _memory(source: TrialSource) -> Figure | None:
         name="memory_by_parts",
         title="Where the memory goes",
         shows="Peak memory: predicted by cause for the rank with the highest peak"
-        + (f", and measured for each rank.{far}" if measured else f"; no peak was measured.{far}"),
+        + (
+            f", and measured for each rank.{capacity_sentence}"
+            if measured
+            else f"; no peak was measured.{capacity_sentence}"
+        ),
         how_to_read="The tick across the first bar is the highest measured peak of any rank. Very different peaks mean uneven pipeline stages."
         if measured
         else "The number next to the bar is the bar's whole length.",
@@ -333,5 +337,5 @@ def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, y) for x, y in points if math.isfinite(y)]
 
 
-def _four(value: float) -> str:
+def _four_decimals(value: float) -> str:
     return f"{value:.4f}"

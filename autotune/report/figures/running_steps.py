@@ -1,8 +1,8 @@
-"""The steps of the trials that run now, and how much of each is left.
+"""The steps of the running trials, and the time left for each.
 
-A trial takes from `min_steps` to `max_steps` steps after its warm-up: it ends when its median is
-known well enough. What is left is that many steps more of the median step so far; before the first
-step only the deadline is known.
+A trial takes from `min_steps` to `max_steps` steps after its warm-up, and ends when its median step
+time is known precisely enough. The time left is the number of remaining steps times the median step
+time so far; before the first step it is unknown.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ from autotune.spec.texts.as_text import duration_cell, number_of
 from autotune.study.controller.finals.finalists import longer, whole
 
 KINDS = ("line", "second", "dashed", "dotted")
-"""classes of the lines, for as many trials as are told apart"""
+"""classes of the lines; one trial for each class is drawn"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsLeft:
-    """How far a running trial is."""
+    """The progress of a running trial."""
 
     trial: Trial
     done: int
-    """steps so far, warm-up included"""
+    """number of steps so far, with warm-up"""
     most: int
-    """steps that it can take, warm-up included"""
+    """largest number of steps, with warm-up"""
     least_s: float | None
-    """seconds that are left at least; None before the first step"""
+    """minimum time left, seconds; None before the first step"""
     most_s: float | None
-    """seconds that are left at most; None before the first step"""
+    """longest time left, seconds; None before the first step"""
     waits: bool = False
-    """whether it has no ranks yet"""
+    """whether the trial still waits for ranks"""
 
     def __str__(self) -> str:
-        said = f"trial {self.trial.number}: {self.done} of at most {number_of(self.most, 'step')}"
+        progress = (
+            f"trial {self.trial.number}: {self.done} of at most {number_of(self.most, 'step')}"
+        )
         if self.waits:
-            return f"{said}; waiting for ranks"
+            return f"{progress}; waiting for ranks"
         if self.least_s is None or self.most_s is None:
-            return f"{said}; starting"
+            return f"{progress}; starting"
         if self.most_s <= 0:
-            return f"{said}; ending"
-        between = f"{format_duration(self.least_s)} to " if self.least_s > 0 else "at most "
-        return f"{said}; {between}{format_duration(self.most_s)} left"
+            return f"{progress}; ending"
+        time_range = f"{format_duration(self.least_s)} to " if self.least_s > 0 else "at most "
+        return f"{progress}; {time_range}{format_duration(self.most_s)} left"
 
 
 def steps_left(source: FigureSource) -> list[StepsLeft]:
-    """Of each running trial, by number."""
+    """Return the progress of each running trial, ordered by number."""
     record = source.result.record
     waiting = {row["trial"] for row in record.result.get("waiting") or ()}
-    left = [
-        _left(t, record.study, source.steps.get(t.number, {}).get("step_time_s", ()))
+    progress = [
+        _progress(t, record.study, source.steps.get(t.number, {}).get("step_time_s", ()))
         for t in _running(source)
     ]
-    return [replace(each, waits=each.trial.number in waiting) for each in left]
+    return [replace(each, waits=each.trial.number in waiting) for each in progress]
 
 
 def running_steps(source: FigureSource) -> Figure | None:
-    """Step times of the running trials so far."""
+    """Return the figure of the running trials' step times so far; None before the first step."""
     series = {
         t.number: source.steps[t.number]
         for t in _running(source)
@@ -77,7 +79,7 @@ def running_steps(source: FigureSource) -> Figure | None:
     last = max(max(steps["step"]) for steps in series.values())
     shown = list(series.items())[: len(KINDS)]
     configs = {t.number: config_label(t.config) for t in _running(source)}
-    cut = (
+    omission = (
         f" The first {len(shown)} of {len(series)} runs are drawn; the data table has all of them."
         if len(shown) < len(series)
         else ""
@@ -85,7 +87,7 @@ def running_steps(source: FigureSource) -> Figure | None:
     return Figure(
         name="running_steps",
         title="Steps of the running trials",
-        shows=f"Duration of each optimizer step so far on the slowest rank.{cut}",
+        shows=f"Duration of each optimizer step so far on the slowest rank.{omission}",
         how_to_read=f"Each dot is a step; pale dots (the first {warm_up}) are warm-up and do not count. A trial ends when its steps agree closely enough. "
         + ". ".join(capitalized(str(left)) for left in steps_left(source))
         + ".",
@@ -135,21 +137,24 @@ def _running(source: FigureSource) -> list[Trial]:
     return [t for t in source.result.shown if t.status is TrialStatus.RUNNING]
 
 
-def _left(trial: Trial, study: Study, times_s: Sequence[float]) -> StepsLeft:
-    rules, done = _rules(trial, study), len(times_s)
-    least, most = rules.warmup_steps + rules.min_steps, rules.warmup_steps + rules.max_steps
-    counted = times_s[rules.warmup_steps :] or times_s
+def _progress(trial: Trial, study: Study, times_s: Sequence[float]) -> StepsLeft:
+    measure, done = _measure_spec(trial, study), len(times_s)
+    min_steps, max_steps = (
+        measure.warmup_steps + measure.min_steps,
+        measure.warmup_steps + measure.max_steps,
+    )
+    counted = times_s[measure.warmup_steps :] or times_s
     step_s = statistics.median(counted) if counted else None
     return StepsLeft(
         trial=trial,
         done=done,
-        most=most,
-        least_s=step_s * max(0, least - done) if step_s is not None else None,
-        most_s=step_s * max(0, most - done) if step_s is not None else None,
+        most=max_steps,
+        least_s=step_s * max(0, min_steps - done) if step_s is not None else None,
+        most_s=step_s * max(0, max_steps - done) if step_s is not None else None,
     )
 
 
-def _rules(trial: Trial, study: Study) -> MeasureSpec:
+def _measure_spec(trial: Trial, study: Study) -> MeasureSpec:
     if trial.purpose is TrialPurpose.REFERENCE:
         return whole(study.measure)
     return longer(study.measure) if trial.purpose is TrialPurpose.FINAL else study.measure

@@ -1,16 +1,13 @@
-"""What figures are drawn from: a study's result, and what the cost model says of its space.
+"""The data for figures: a study's result, the cost model's predictions for its space, and the knobs
+that vary.
 
-Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread
-evenly; the best, the baseline, each improvement and what failed last stay. A figure's table holds
-all of them.
+Figures show at most about `MAX_MARKS` trials, because more cannot be distinguished. Omitted trials
+are spread evenly; the best trial, the baseline and each improvement are always shown. A figure's
+table has all trials.
 
-The knobs that vary in a study, with their values.
+    N    configs in the predicted space, at most `MAX_PREDICTED`; an even sample of a larger space
 
-The feasible set of a study with what the cost model says of each config.
-
-    N    configs in the space, at most `LISTED`; of more, an even sample
-
-Step times are at the level that the study's own trials showed (`Estimate.level` of the latest
+Predicted step times have the level that the study's trials showed (`Estimate.level` of the latest
 trial).
 """
 
@@ -37,9 +34,9 @@ from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, TrialStatus, 
 from autotune.spec.texts.as_text import UNKNOWN, bytes_cell, count_cell, duration_cell
 
 StepSeries = Mapping[str, Sequence[float]]
-"""step, step_time_s, loss, grad_norm of an attempt so far"""
+"""series of an attempt so far: step, step_time_s, loss, grad_norm"""
 MAX_MARKS = 500
-"""trials that a figure shows"""
+"""maximum number of trials to draw in a figure"""
 
 TRIAL = Column(name="trial", head="trial")
 CONFIG = Column(name="config", head="config", is_number=False)
@@ -50,26 +47,26 @@ MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=count_cel
 PREDICTED = Column(name="predicted_tokens_per_s", head="predicted, tokens/s", show=count_cell)
 ELAPSED = Column(name="elapsed_s", head="after", show=duration_cell)
 MEMORY = Column(name="peak_memory_bytes", head="peak memory", show=bytes_cell)
-"""columns that several figures have"""
+"""columns that several figures share"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureSource:
-    """Everything that figures are drawn from."""
+    """The data for a study's figures."""
 
     result: Result
     steps: Mapping[int, StepSeries] = field(default_factory=dict)
-    """of the running trials, by number: `autotune.ports.StudyReader.steps`"""
+    """series of the running trials, by number: `autotune.ports.StudyReader.steps`"""
 
     @cached_property
     def space(self) -> PredictedSpace | None:
-        """The feasible set; None where it can't be listed here, e.g. because its trainer is not
-        installed."""
+        """The valid configs with predictions; None if they cannot be listed on this machine, e.g.
+        because the trainer is not installed."""
         return predicted_space(self.result.record.study, self.result.trials)
 
     @property
     def searched(self) -> list[Trial]:
-        """Measured trials, each config once, and all proxies."""
+        """Measured trials, one per config, and all proxies."""
         return [
             t
             for t in self.result.measured
@@ -78,17 +75,17 @@ class FigureSource:
 
     @cached_property
     def counted(self) -> frozenset[int]:
-        """Numbers of the trials that hold their configs' figures: of those that measured one
-        config, one."""
+        """Numbers of the trials that represent their configs: one measured trial per config."""
         return frozenset(t.number for t in counted_once(self.result.shown))
 
     @property
-    def own(self) -> list[Trial]:
-        """Trials of the study's own job: a proxy's speed is that of a smaller one."""
+    def without_proxies(self) -> list[Trial]:
+        """Trials of the study's own job, without proxies, whose speed is that of a smaller job."""
         return [t for t in self.result.shown if t.purpose is not TrialPurpose.PROXY]
 
     def elapsed_s(self, moment: datetime | None) -> float | None:
-        """Seconds from the start of the study, pauses included."""
+        """Return the seconds from the start of the study to `moment`, including pauses; None if
+        either is unknown."""
         start = self.result.record.started_at
         if start is None:
             start = min((t.started_at for t in self.result.shown if t.started_at), default=None)
@@ -97,8 +94,8 @@ class FigureSource:
         )
 
     def kind(self, trial: Trial) -> str:
-        """The kind of a trial's mark; soft is that of one that was stopped, because it cannot
-        win."""
+        """Return the kind of a trial's mark: best, base (the baseline), soft (stopped early) or
+        dot."""
         best = self.result.best
         if best is not None and trial.number == best.number:
             return "best"
@@ -107,107 +104,109 @@ class FigureSource:
         return "soft" if trial.status is TrialStatus.STOPPED else "dot"
 
     def thinned(self, trials: Sequence[Trial]) -> list[Trial]:
-        """At most about `MAX_MARKS` of the trials, in their order."""
+        """Return at most about `MAX_MARKS` of the trials, in order."""
         if len(trials) <= MAX_MARKS:
             return list(trials)
-        each = -(-len(trials) // MAX_MARKS)
+        stride = -(-len(trials) // MAX_MARKS)
         best = self.result.best.number if self.result.best else None
-        top, kept = float("-inf"), []
+        top, drawn = float("-inf"), []
         for index, trial in enumerate(trials):
             speed = tokens_per_s(trial) if trial.is_measured else float("-inf")
             is_better, top = speed > top, max(top, speed)
             if (
                 is_better
-                or index % each == 0
+                or index % stride == 0
                 or trial.purpose is TrialPurpose.BASELINE
                 or trial.number == best
             ):
-                kept.append(trial)
-        return kept
+                drawn.append(trial)
+        return drawn
 
 
-OF_POINTS = {
+MARK_TEXTS = {
     "soft": "Pale dots were stopped early, because they cannot win.",
     "best": "The large dot is the best trial.",
     "base": "The square is the baseline.",
     "fail": "Crosses at the bottom: failed.",
 }
-"""what a mark means, by its kind"""
+"""explanations of the marks, by kind"""
 
 
-def marked(points: Sequence[Point]) -> list[str]:
-    """What the marks mean that are drawn, in sentences."""
+def mark_sentences(points: Sequence[Point]) -> list[str]:
+    """Return sentences that explain the kinds of marks that occur."""
     kinds = {p.kind for p in points}
-    return [words for kind, words in OF_POINTS.items() if kind in kinds]
+    return [words for kind, words in MARK_TEXTS.items() if kind in kinds]
 
 
-def title_of(trial: Trial, *facts: str) -> str:
-    """What the pointer shows of a trial."""
+def tooltip(trial: Trial, *facts: str) -> str:
+    """Return a trial's tooltip."""
     return f"trial {trial.number}: {config_label(trial.config)}" + "".join(
         f", {fact}" for fact in facts
     )
 
 
-def left_out(shown: int, of: int) -> str:
-    """That a figure does not show all trials, as a sentence; empty where it does."""
+def omission_sentence(shown: int, total: int) -> str:
+    """Return the sentence that a figure draws only some of the runs; empty if it draws all."""
     return (
-        f" {shown:,} of {of:,} runs are drawn; the data table has all of them."
-        if shown < of
+        f" {shown:,} of {total:,} runs are drawn; the data table has all of them."
+        if shown < total
         else ""
     )
 
 
-def varying(source: FigureSource) -> dict[str, tuple[Any, ...]]:
-    """Knobs with two values or more among the space and the trials, in their usual order."""
-    found: dict[str, set[Any]] = {}
+def varying_knobs(source: FigureSource) -> dict[str, tuple[Any, ...]]:
+    """Return the knobs with at least two values in the space or the trials, with their values, in
+    the usual order."""
+    values_by_knob: dict[str, set[Any]] = {}
     for trial in source.result.shown:
         for name, value in trial.config.values().items():
-            found.setdefault(name, set()).add(value)
+            values_by_knob.setdefault(name, set()).add(value)
     if (space := source.space) is not None:
         for name, knob in space.table.knobs.items():
             column = set(space.table.column(name).tolist())
-            found.setdefault(name, set()).update(knob.decode(code) for code in column)
+            values_by_knob.setdefault(name, set()).update(knob.decode(code) for code in column)
     return {
-        name: tuple(sorted(values, key=order_of))
-        for name, values in found.items()
+        name: tuple(sorted(values, key=value_sort_key))
+        for name, values in values_by_knob.items()
         if len(values) > 1
     }
 
 
-def word_of(value: Any) -> str:
-    """A knob's value as people write it."""
+def value_text(value: Any) -> str:
+    """Return a knob's value as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return UNKNOWN if value is None else str(value)
 
 
-def order_of(value: Any) -> tuple[bool, float, str]:
-    """The key that sorts values: numbers by size, then words."""
+def value_sort_key(value: Any) -> tuple[bool, float, str]:
+    """Return the sort key of a knob's value: numbers by size, then words."""
     is_number = isinstance(value, int | float)
     return not is_number, float(value) if is_number else 0.0, str(value)
 
 
-LISTED = 50_000
-"""configs that are predicted; a map of more looks the same"""
+MAX_PREDICTED = 50_000
+"""maximum number of configs to predict; a figure of more configs looks the same"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedSpace:
-    """Legal configs as columns, with predictions of shape (N,)."""
+    """Valid configs as columns, with predictions of shape (N,)."""
 
     table: ConfigTable
     tokens_per_s: NDArray[np.float64]
-    """of the whole job"""
+    """speed of the whole job"""
     fits: NDArray[np.bool_]
-    """whether it is expected to fit into memory"""
+    """whether the config is expected to fit in memory"""
     value: NDArray[np.float64]
-    """by which a plan ranks those that fit: tokens/s times the chance to fit"""
+    """the plan's ranking criterion for configs that fit: tokens/s times the probability of
+    fitting"""
     total: int
-    """configs in the space, also where only a sample of them is here"""
+    """number of configs in the space, including those outside the sample"""
 
     @property
     def optimum_tokens_per_s(self) -> float | None:
-        """What is predicted of the config that a plan ranks first."""
+        """Predicted speed of the plan's first config; None if no config fits."""
         return (
             float(self.tokens_per_s[np.argmax(np.where(self.fits, self.value, -1.0))])
             if self.fits.any()
@@ -216,21 +215,21 @@ class PredictedSpace:
 
 
 def predicted_space(study: Study, trials: Sequence[Trial]) -> PredictedSpace | None:
-    """The space of a study, predicted by the constants that ship; None where it can't be listed
-    here."""
+    """Return the study's space with predictions from the bundled constants; None if it cannot be
+    listed on this machine."""
     try:
         space = SearchSpace.of_study(study)
-        each = -(-len(space) // LISTED)
-        table = space.table if each == 1 else space.table.take(np.arange(0, len(space), each))
-        found = estimate(study.workload, table)
+        stride = -(-len(space) // MAX_PREDICTED)
+        table = space.table if stride == 1 else space.table.take(np.arange(0, len(space), stride))
+        predicted = estimate(study.workload, table)
     except AutotuneError:
         return None
     level = next((float(t.estimate.level) for t in reversed(trials) if t.estimate is not None), 1.0)
-    speed = np.asarray(found.tokens_per_s, dtype=float) / level
+    speed = np.asarray(predicted.tokens_per_s, dtype=float) / level
     return PredictedSpace(
         table=table,
         tokens_per_s=speed,
-        fits=fits(found),
-        value=speed * (1.0 - np.asarray(found.oom_probability, dtype=float)),
+        fits=fits(predicted),
+        value=speed * (1.0 - np.asarray(predicted.oom_probability, dtype=float)),
         total=len(space),
     )

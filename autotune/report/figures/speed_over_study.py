@@ -1,5 +1,4 @@
-"""The best speed so far, over trials and over time, with the baseline and the most that is
-predicted."""
+"""The best speed so far, over trials and over time, with the baseline and the best prediction."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from autotune.report.figures.source import (
     STATUS,
     TRIAL,
     FigureSource,
-    left_out,
-    marked,
-    title_of,
+    mark_sentences,
+    omission_sentence,
+    tooltip,
 )
 from autotune.report.notes import note_of
 from autotune.report.svg.axes import Axis, Line, Point, plot, usual_top
@@ -27,45 +26,45 @@ from autotune.spec import Trial, TrialPurpose, config_label
 from autotune.spec.texts.as_text import count_cell
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=count_cell)
-OF_LINES = {
+LINE_TEXTS = {
     "line": "Solid line: best so far.",
     "dashed": "Dashed line: baseline.",
     "dotted": "Dotted line: the predicted speed of a plan's top config.",
 }
-"""what a line means, by its kind; only lines that are drawn are explained"""
+"""explanations of the lines, by kind; only lines that occur are explained"""
 PREDICTED_ABOVE = "The predicted speed of a plan's top config, {} tokens/s, lies above the figure."
 
 
 def best_so_far(source: FigureSource) -> Figure | None:
-    """The best speed so far over trials."""
+    """Return the figure of the best speed so far over trials; None without a measured trial."""
     return _figure(source, is_time=False)
 
 
 def best_so_far_over_time(source: FigureSource) -> Figure | None:
-    """The best speed so far over the time of the study."""
+    """Return the figure of the best speed so far over the study's time; None without a measured
+    trial."""
     return _figure(source, is_time=True)
 
 
 def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
-    def place(trial: Trial) -> float | None:
+    def position(trial: Trial) -> float | None:
         return source.elapsed_s(trial.ended_at) if is_time else float(trial.number)
 
-    # a config's dot has the figure of all its runs, so a final that was measured has none of its
-    # own
+    # a config's dot has the figures of all its runs, so measured final runs have no dot
     ended = [
         t
-        for t in source.own
+        for t in source.without_proxies
         if t.failure or (t.is_measured and t.purpose is not TrialPurpose.FINAL)
     ]
-    placed = [(at, t) for t in ended if (at := place(t)) is not None]
+    placed = [(x, t) for t in ended if (x := position(t)) is not None]
     placed.sort(key=lambda pair: (pair[0], pair[1].number))
     if not any(t.is_measured for _, t in placed):
         return None
     levels, top = [], -math.inf
-    for at, t in placed:
+    for x, t in placed:
         if t.number in source.counted and t.number not in source.result.below:
             top = max(top, tokens_per_s(t))
-        levels.append((at, top))
+        levels.append((x, top))
     shown = source.thinned([t for _, t in placed])
     numbers = {t.number for t in shown}
     first, last = placed[0][0], max(placed[-1][0], placed[0][0] + 1e-3)
@@ -78,12 +77,12 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
         is_whole=not is_time,
         ticks=time_ticks if is_time else ticks,
     )
-    points = [_point(source, at, t) for at, t in placed if t.number in numbers]
-    known = [(at, level) for at, level in levels if level > -math.inf]
+    points = [_point(source, x, t) for x, t in placed if t.number in numbers]
+    defined = [(x, level) for x, level in levels if level > -math.inf]
     steps = [
         pair
-        for i, pair in enumerate(known)
-        if i in (0, len(known) - 1) or pair[1] > known[i - 1][1]
+        for i, pair in enumerate(defined)
+        if i in (0, len(defined) - 1) or pair[1] > defined[i - 1][1]
     ]
     best = [Line(points=steps, stepped=True)] if len(steps) > 1 else []
     lines = [*best, *_baseline_line(source, last + margin)]
@@ -96,21 +95,21 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
         lines.append(
             Line(points=[(0.0, optimum), (last + margin, optimum)], kind="dotted", label=label)
         )
-    above = f" {PREDICTED_ABOVE.format(format_count(optimum))}" if is_above else ""
-    over = "time" if is_time else "trials"
+    above_sentence = f" {PREDICTED_ABOVE.format(format_count(optimum))}" if is_above else ""
+    x_name = "time" if is_time else "trials"
     return Figure(
         name="best_so_far_over_time" if is_time else "best_so_far",
-        title=f"Best so far over {over}",
+        title=f"Best so far over {x_name}",
         shows=f"Measured throughput in tokens per second of the whole job, over the study's {'time' if is_time else 'trials'}."
-        + left_out(len(points), len(placed)),
-        how_to_read=_how_to_read(source, points, lines, shown) + above,
+        + omission_sentence(len(points), len(placed)),
+        how_to_read=_how_to_read(source, points, lines, shown) + above_sentence,
         svg=plot(
             points,
             lines,
             x=x_axis,
             y=y_axis,
-            description=f"Measured throughput over {over}, with the best so far",
-            legend=True,  # at the lines' ends the labels would stand on marks
+            description=f"Measured throughput over {x_name}, with the best so far",
+            legend=True,  # at the lines' ends, labels would cover marks
         ),
         table=table_of(
             (TRIAL, ELAPSED, CONFIG, STATUS, MEASURED, BEST),
@@ -129,14 +128,14 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
     )
 
 
-def _point(source: FigureSource, at: float, trial: Trial) -> Point:
+def _point(source: FigureSource, x: float, trial: Trial) -> Point:
     if not trial.is_measured:
-        return Point(x=at, y=0.0, kind="fail", title=title_of(trial, note_of(trial)))
+        return Point(x=x, y=0.0, kind="fail", title=tooltip(trial, note_of(trial)))
     speed = tokens_per_s(trial)
     kind, why = source.kind(trial), source.result.below.get(trial.number, "")
     reason = trial.reason if kind == "soft" else why
-    title = title_of(trial, f"{format_count(speed)} tokens/s", *([reason] if reason else []))
-    return Point(x=at, y=speed, kind=kind, title=title)
+    title = tooltip(trial, f"{format_count(speed)} tokens/s", *([reason] if reason else []))
+    return Point(x=x, y=speed, kind=kind, title=title)
 
 
 def _baseline_line(source: FigureSource, end: float) -> list[Line]:
@@ -148,12 +147,12 @@ def _baseline_line(source: FigureSource, end: float) -> list[Line]:
 
 
 def _optimum(source: FigureSource) -> float | None:
-    """The predicted speed of a plan's top config. None where it cannot be compared: a calibration
-    of the cluster moves the trials' own predictions, and not this one."""
+    """Return the predicted speed of a plan's top config; None if it is not comparable, because a
+    calibration of the cluster changed the trials' predictions."""
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
     is_calibrated = optimum is not None and any(
         t.estimate is not None and float(t.estimate.tokens_per_s) > 1.05 * optimum
-        for t in source.own
+        for t in source.without_proxies
     )
     return None if is_calibrated else optimum
 
@@ -161,9 +160,12 @@ def _optimum(source: FigureSource) -> float | None:
 def _how_to_read(
     source: FigureSource, points: Sequence[Point], lines: Sequence[Line], shown: Sequence[Trial]
 ) -> str:
-    """What the drawn marks mean."""
+    """Return sentences that explain the marks and lines."""
     drawn = {line.kind for line in lines}
-    said = ["Each dot is a config, with the combined speed of all its runs.", *marked(points)]
+    sentences = [
+        "Each dot is a config, with the combined speed of all its runs.",
+        *mark_sentences(points),
+    ]
     if any(t.number in source.result.below for t in shown):
-        said.append("Other dots above the best do not rank above it (hover to see why).")
-    return " ".join([*said, *(words for kind, words in OF_LINES.items() if kind in drawn)])
+        sentences.append("Other dots above the best do not rank above it (hover to see why).")
+    return " ".join([*sentences, *(words for kind, words in LINE_TEXTS.items() if kind in drawn)])

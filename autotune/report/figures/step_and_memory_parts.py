@@ -1,8 +1,5 @@
-"""Where the time of a step and the memory of a rank go: the winner beside the baseline and the
-runner-up.
-
-Where each rank's time goes, beside what was predicted of a step, with what that says
-(`autotune.diagnosis`).
+"""Figures of step time and memory by cause: for the winner, the runner-up and the baseline, and for
+each rank of a trial (`autotune.diagnosis`) next to the prediction.
 """
 
 from __future__ import annotations
@@ -23,29 +20,30 @@ from autotune.spec.texts.as_text import bytes_cell, duration_cell
 
 ROLE = Column(name="role", head="", is_number=False)
 MEMORY_NAMES: Mapping[str, str] = {part.name: PART_NAMES[part.name] for part in fields(MemoryParts)}
-"""what people call the parts of memory"""
-FAR = 4.0
-"""a capacity of more than so many times the largest peak is named, not drawn"""
+"""display names of the parts of memory"""
+MAX_CAPACITY_RATIO = 4.0
+"""if the capacity is more than this factor above the highest peak, it is stated in words and not
+drawn"""
 
 
 def compared_trials(source: FigureSource) -> list[tuple[str, Trial]]:
-    """Winner, runner-up and baseline with their roles; each trial once."""
-    best, default = source.result.best, source.result.baseline
+    """Return winner, runner-up and baseline as (role, trial); each trial once."""
+    best, baseline = source.result.best, source.result.baseline
     if best is None:
         return []
     others = [t for t in standings_of(source.result) if t.config != best.config]
-    runner_up = next((t for t in others if default is None or t.config != default.config), None)
-    is_default = default is not None and default.config == best.config
-    found = [("winner = baseline" if is_default else "winner", best)]
-    found += [("runner-up", runner_up)] if runner_up is not None else []
-    return found if default is None or is_default else [*found, ("baseline", default)]
+    runner_up = next((t for t in others if baseline is None or t.config != baseline.config), None)
+    is_baseline = baseline is not None and baseline.config == best.config
+    compared = [("winner = baseline" if is_baseline else "winner", best)]
+    compared += [("runner-up", runner_up)] if runner_up is not None else []
+    return compared if baseline is None or is_baseline else [*compared, ("baseline", baseline)]
 
 
 def step_parts(source: FigureSource) -> Figure | None:
-    """Seconds of a step by cause."""
+    """Return the figure of step time by cause; None without data."""
     bars, rows, trials = [], [], compared_trials(source)
-    found, known_by = time_parts(*(trial for _, trial in trials))
-    for (role, trial), parts in zip(trials, found, strict=True):
+    parts_by_trial, source_name = time_parts(*(trial for _, trial in trials))
+    for (role, trial), parts in zip(trials, parts_by_trial, strict=True):
         if parts and trial.measurement is not None:
             step_s = trial.measurement.step_time_s
             bars.append(
@@ -63,7 +61,7 @@ def step_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="step_parts",
         title="Where step time goes",
-        shows=f"{known_by.capitalize()} time in one optimizer step by cause, for the winner, the runner-up and the baseline.",
+        shows=f"{source_name.capitalize()} time in one optimizer step by cause, for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, colored by cause. The tick and the number are the measured median step. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ, so compare throughput, not just step times.",
         svg=stacked_bars(
@@ -99,7 +97,8 @@ def step_parts(source: FigureSource) -> Figure | None:
 
 
 def memory_parts(source: FigureSource) -> Figure | None:
-    """Bytes by cause on the rank with the highest peak, against the capacity."""
+    """Return the figure of memory by cause on the rank with the highest peak, against the capacity;
+    None without predictions."""
     bars, rows = [], []
     for role, trial in compared_trials(source):
         if trial.estimate is None:
@@ -116,7 +115,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
     if not bars:
         return None
     capacity = _capacity(source)
-    svg, far = memory_bars(
+    svg, capacity_sentence = memory_bars(
         bars,
         MEMORY_NAMES,
         capacity_bytes=capacity,
@@ -126,11 +125,11 @@ def memory_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="memory_parts",
         title="Where the memory goes",
-        shows=f"Predicted peak memory by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
+        shows=f"Predicted peak memory by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{capacity_sentence}",
         how_to_read="Bars are colored by cause. The tick and the number show the measured peak."
         + (
             ""
-            if far
+            if capacity_sentence
             else " A bar or tick near the dashed line leaves no room for a larger micro-batch."
         ),
         svg=svg,
@@ -169,10 +168,10 @@ def memory_bars(
     x_label: str,
     description: str,
 ) -> tuple[str, str]:
-    """(bars of memory against the capacity, a sentence that names a capacity too far off to be
-    drawn)."""
+    """Return the bars of memory against the capacity, and a sentence that states the capacity if it
+    is too far off to be drawn."""
     capacity = format_bytes(capacity_bytes)
-    is_near = capacity_bytes <= FAR * max(
+    is_near = capacity_bytes <= MAX_CAPACITY_RATIO * max(
         max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars
     )
     svg = stacked_bars(
@@ -191,27 +190,27 @@ def memory_bars(
     )
 
 
-def part_names(found: list[dict[str, float]]) -> Mapping[str, str]:
-    """The parts that occur, in their usual order."""
-    values = ((name, value) for parts in found for name, value in parts.items())
+def part_names(parts_by_bar: list[dict[str, float]]) -> Mapping[str, str]:
+    """Return the display names of the parts that occur, in their usual order."""
+    values = ((name, value) for parts in parts_by_bar for name, value in parts.items())
     used = {name for name, value in values if value > 0}
-    known = {name: word for name, word in PART_NAMES.items() if name in used}
-    return {**known, **{name: name.replace("_", " ") for name in sorted(used - set(known))}}
+    ordered = {name: word for name, word in PART_NAMES.items() if name in used}
+    return {**ordered, **{name: name.replace("_", " ") for name in sorted(used - set(ordered))}}
 
 
 def _capacity(source: FigureSource) -> float:
-    """Memory of a rank: the smallest that a trial reported, else the GPU's."""
-    told = (
+    """Return a rank's memory in bytes: the smallest that a trial reported, otherwise the GPU's."""
+    reported = (
         t.measurement.memory_capacity_bytes
         for t in source.result.measured
         if t.measurement is not None
     )
     return min(
-        filter(None, told), default=source.result.record.study.workload.cluster.gpu.memory_bytes
+        filter(None, reported), default=source.result.record.study.workload.cluster.gpu.memory_bytes
     )
 
 
-NAMES: Mapping[str, str] = {
+RANK_PART_NAMES: Mapping[str, str] = {
     "compute": "forward and backward",
     "communication": "communication, waiting for others",
     "bubble": "bubble",
@@ -221,45 +220,55 @@ NAMES: Mapping[str, str] = {
     "rest": "the rest",
     "processor": "waiting for a processor",
 }
-MOST_RANKS = 16
-"""ranks that are shown"""
-_SEEN = {"forward": "compute", "backward": "compute", "optimizer": "optimizer", "data": "data", "evaluation": "pauses", "checkpoint": "pauses", "rest": "rest", "waiting for others": "communication", "waiting for a processor": "processor"}  # fmt: skip
-_PREDICTED = {"compute": "compute", "bubble": "bubble", "optimizer": "optimizer", "other": "rest"}
+MAX_RANKS = 16
+"""maximum number of ranks to show"""
+_MEASURED_PARTS = {"forward": "compute", "backward": "compute", "optimizer": "optimizer", "data": "data", "evaluation": "pauses", "checkpoint": "pauses", "rest": "rest", "waiting for others": "communication", "waiting for a processor": "processor"}  # fmt: skip
+"""part for each activity in a rank's measured time (`autotune.diagnosis`)"""
+_PREDICTED_PARTS = {
+    "compute": "compute",
+    "bubble": "bubble",
+    "optimizer": "optimizer",
+    "other": "rest",
+}
 
 
 def winners_rank_parts(source: FigureSource) -> Figure | None:
-    """Of the best config of a study."""
+    """Return the figure of the best config's time on each rank; None without a best config or
+    evidence."""
     best = source.result.best
-    return (
-        rank_parts(
-            next((t for t in source.result.trials if best and t.number == best.number), best)
-        )
-        if best
-        else None
-    )
+    if best is None:
+        return None
+    return rank_parts(next((t for t in source.result.trials if t.number == best.number), best))
 
 
 def rank_parts(trial: Trial) -> Figure | None:
-    """Of a trial; None where no rank was watched."""
+    """Return the figure of a trial's time on each rank; None if no rank was observed."""
     if trial.measurement is None or not trial.measurement.evidence:
         return None
     diagnosis = diagnosis_of_run(trial)
-    found: list[tuple[str, dict[str, float]]] = []
+    bars: list[tuple[str, dict[str, float]]] = []
     if trial.estimate is not None:
         parts = trial.estimate.time_parts_s.to_dict()
-        found.append(
-            ("predicted", _summed(parts, lambda name: _PREDICTED.get(name, "communication")))
+        bars.append(
+            ("predicted", _summed(parts, lambda name: _PREDICTED_PARTS.get(name, "communication")))
         )
-    for row in diagnosis.table[:MOST_RANKS]:
-        where = f" ({row['node']})" if len({r["node"] for r in diagnosis.table}) > 1 else ""
-        found.append(
-            (f"rank {row['rank']}{where}", _summed(row["parts_s"], lambda name: _SEEN[name]))
+    for row in diagnosis.table[:MAX_RANKS]:
+        node = f" ({row['node']})" if len({r["node"] for r in diagnosis.table}) > 1 else ""
+        bars.append(
+            (
+                f"rank {row['rank']}{node}",
+                _summed(row["parts_s"], lambda name: _MEASURED_PARTS[name]),
+            )
         )
-    if not found:
+    if not bars:
         return None
-    names = {name: word for name, word in NAMES.items() if any(name in parts for _, parts in found)}
-    left_out = len(diagnosis.table) - MOST_RANKS
-    more = f" {left_out} more ranks are not shown." if left_out > 0 else ""
+    names = {
+        name: word
+        for name, word in RANK_PART_NAMES.items()
+        if any(name in parts for _, parts in bars)
+    }
+    num_hidden = len(diagnosis.table) - MAX_RANKS
+    more = f" {num_hidden} more ranks are not shown." if num_hidden > 0 else ""
     return Figure(
         name="rank_parts",
         title="Where each rank's time goes",
@@ -267,7 +276,7 @@ def rank_parts(trial: Trial) -> Figure | None:
         how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work; the others wait for the rank that waits least. "
         f"For details, run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
         svg=stacked_bars(
-            [Bar(label=label, parts=parts, note=format_duration(sum(parts.values()))) for label, parts in found],
+            [Bar(label=label, parts=parts, note=format_duration(sum(parts.values()))) for label, parts in bars],
             names=names,
             number=format_duration,
             x_label="time in one optimizer step",
@@ -275,15 +284,16 @@ def rank_parts(trial: Trial) -> Figure | None:
             tick_values=time_ticks,
         ),
         table=table_of(
-            (Column(name="cause", head="", is_number=False), *(Column(name=f"{label}_s", head=label, show=duration_cell) for label, _ in found)),
-            [(word, *(parts.get(name, 0.0) for _, parts in found)) for name, word in names.items()],
+            (Column(name="cause", head="", is_number=False), *(Column(name=f"{label}_s", head=label, show=duration_cell) for label, _ in bars)),
+            [(word, *(parts.get(name, 0.0) for _, parts in bars)) for name, word in names.items()],
         ),
     )  # fmt: skip
 
 
 def _summed(values: Mapping[str, float], name_of: Callable[[str], str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    """Return positive values summed by the name that `name_of` maps them to."""
+    sums: dict[str, float] = {}
     for name, value in values.items():
         if value > 0:
-            found[name_of(name)] = found.get(name_of(name), 0.0) + float(value)
-    return found
+            sums[name_of(name)] = sums.get(name_of(name), 0.0) + float(value)
+    return sums

@@ -1,5 +1,5 @@
-"""Trials as points: predicted against measured, of speed and of peak memory; and speed against
-memory with the Pareto front, which no other config beats in everything."""
+"""Trials as points: predicted against measured speed and peak memory, and speed against memory with
+the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autotune.report.figures.source import (
     PREDICTED,
     TRIAL,
     FigureSource,
-    left_out,
-    marked,
-    title_of,
+    mark_sentences,
+    omission_sentence,
+    tooltip,
 )
 from autotune.report.findings import prediction_errors
 from autotune.report.reward_tables import cost_label
@@ -33,16 +33,17 @@ PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", 
 RATIO = Column(
     name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}"
 )
-_HOW = "On the dashed line the prediction is exact; above it the measurement is higher."
-FAR = 1.6
-"""times the highest measurement: predictions beyond that are drawn at the edge, so that one does
-not flatten all others"""
+_EXACT_LINE = "On the dashed line the prediction is exact; above it the measurement is higher."
+MAX_PREDICTED_RATIO = 1.6
+"""predictions beyond this factor above the highest measurement are drawn at the edge, so that they
+do not compress all other points"""
 _PROXIES = "Each dot is a proxy, so both figures are for the smaller job, not for the target."
 
 
 def predicted_measured(source: FigureSource) -> Figure | None:
-    """Speed: predicted when the trial was proposed, and measured."""
-    return _figure(
+    """Return the figure of speed, predicted when the trial was proposed against measured; None
+    without trials."""
+    return _prediction_figure(
         source,
         [
             (float(t.estimate.tokens_per_s), tokens_per_s(t), t)
@@ -62,8 +63,9 @@ def predicted_measured(source: FigureSource) -> Figure | None:
 
 
 def predicted_measured_memory(source: FigureSource) -> Figure | None:
-    """Highest peak memory of any rank."""
-    return _figure(
+    """Return the figure of the highest peak memory of any rank, predicted against measured; None
+    without trials."""
+    return _prediction_figure(
         source,
         [
             (float(t.estimate.peak_memory_bytes), t.measurement.peak_memory_bytes, t)
@@ -84,7 +86,7 @@ def predicted_measured_memory(source: FigureSource) -> Figure | None:
     )
 
 
-def _figure(
+def _prediction_figure(
     source: FigureSource,
     pairs: Sequence[Pair],
     *,
@@ -98,44 +100,46 @@ def _figure(
     from_zero: bool,
     description: str,
 ) -> Figure | None:
-    """`error`: (its name in `prediction_errors`, what it is called); `columns`: predicted and
-    measured."""
+    """Return a figure of predicted against measured values; None without pairs. `error`: (key in
+    `prediction_errors`, its description). `columns`: of predicted and measured values."""
     if not pairs:
         return None
     trials = [t for _, _, t in pairs]
     median = prediction_errors(trials).get(error[0])
-    said = f" {error[1]}: {median:.0%}." if median is not None else ""
+    error_sentence = f" {error[1]}: {median:.0%}." if median is not None else ""
     drawn = {t.number for t in source.thinned(trials)}
     show = columns[0].show
-    most = max(
-        min(max(x for x, _, _ in pairs), FAR * max(y for _, y, _ in pairs)),
+    limit = max(
+        min(max(x for x, _, _ in pairs), MAX_PREDICTED_RATIO * max(y for _, y, _ in pairs)),
         max(y for _, y, _ in pairs),
     )
-    beyond = sum(x > most for x, _, _ in pairs)
-    what = "dot with higher predictions is" if beyond == 1 else "dots with higher predictions are"
-    at_edge = f" {beyond} {what} at the right edge." if beyond else ""
+    num_at_edge = sum(x > limit for x, _, _ in pairs)
+    dots = (
+        "dot with higher predictions is" if num_at_edge == 1 else "dots with higher predictions are"
+    )
+    edge_sentence = f" {num_at_edge} {dots} at the right edge." if num_at_edge else ""
     points = [
         Point(
-            x=min(x, most),
+            x=min(x, limit),
             y=y,
             kind=source.kind(t),
-            title=title_of(t, f"predicted {show(x)}", f"measured {show(y)}"),
+            title=tooltip(t, f"predicted {show(x)}", f"measured {show(y)}"),
         )
         for x, y, t in pairs
         if t.number in drawn
     ]
     points.sort(key=lambda p: p.kind == "best")
-    high = 1.08 * most
+    high = 1.08 * limit
     low = 0.0 if from_zero else max(0.0, 0.9 * min(min(x, y) for x, y, _ in pairs))
     return Figure(
         name=name,
         title=title,
-        shows=f"{shows}{said}{at_edge}{left_out(len(drawn), len(pairs))}",
+        shows=f"{shows}{error_sentence}{edge_sentence}{omission_sentence(len(drawn), len(pairs))}",
         how_to_read=" ".join(
             [
-                _HOW,
+                _EXACT_LINE,
                 *([_PROXIES] if source.result.record.study.at_hand is not None else []),
-                *marked(points),
+                *mark_sentences(points),
             ]
         ),
         svg=plot(
@@ -153,31 +157,32 @@ def _figure(
 
 
 def pareto_front(source: FigureSource) -> Figure | None:
-    """Speed against peak memory, the front marked."""
+    """Return the figure of speed against peak memory with the Pareto front; None for fewer than two
+    measured configs."""
     workload = source.result.record.study.workload
     front = {t.number: t for t in pareto(source.result)}
     searched = [t for t in source.searched if t.purpose is not TrialPurpose.PROXY]
-    placed = [(peak, t) for t in searched if (peak := t.peak_memory_bytes) is not None]
-    if len(placed) < 2:
+    peaks_and_trials = [(peak, t) for t in searched if (peak := t.peak_memory_bytes) is not None]
+    if len(peaks_and_trials) < 2:
         return None
-    shown = {t.number for t in source.thinned([t for _, t in placed])} | set(front)
-    lowest = min(peak for peak, _ in placed)
+    shown = {t.number for t in source.thinned([t for _, t in peaks_and_trials])} | set(front)
+    lowest = min(peak for peak, _ in peaks_and_trials)
     points = [
         Point(
             x=peak,
             y=tokens_per_s(t),
             kind=_kind(source, t, is_front=t.number in front),
-            title=title_of(t, f"{format_count(tokens_per_s(t))} tokens/s", format_bytes(peak)),
+            title=tooltip(t, f"{format_count(tokens_per_s(t))} tokens/s", format_bytes(peak)),
         )
-        for peak, t in placed
+        for peak, t in peaks_and_trials
         if t.number in shown
     ]
     points.sort(key=lambda p: ("soft", "dot", "base", "front", "best").index(p.kind))
-    stairs, top = [], 0.0
-    for peak, t in sorted(placed, key=lambda pair: (pair[0], -tokens_per_s(pair[1]))):
+    front_steps, top = [], 0.0
+    for peak, t in sorted(peaks_and_trials, key=lambda pair: (pair[0], -tokens_per_s(pair[1]))):
         if t.number in front and tokens_per_s(t) > top:
             top = tokens_per_s(t)
-            stairs.append((peak, top))
+            front_steps.append((peak, top))
     rows = []
     for t in sorted(front.values(), key=lambda t: -tokens_per_s(t)):
         merits = merits_document(t, workload)
@@ -196,12 +201,12 @@ def pareto_front(source: FigureSource) -> Figure | None:
         name="pareto_front",
         title="Pareto front",
         shows="Tokens per second against the highest peak memory of any rank. No other measured config is at least as good as a config on the Pareto front in speed, stability, free memory and cost."
-        + left_out(len(points), len(placed)),
+        + omission_sentence(len(points), len(peaks_and_trials)),
         how_to_read="Higher is faster, and further left needs less "
         "memory. Filled dots are on the Pareto front; the line joins the configs that are fastest for their memory. Pale dots are configs that another config beats, or that lost to another config when both were re-measured. A dot on the Pareto front but below the line is more stable or cheaper.",
         svg=plot(
             points,
-            [Line(points=stairs, stepped=True)],
+            [Line(points=front_steps, stepped=True)],
             x=Axis(
                 label="highest peak memory of any rank",
                 format=format_bytes,
@@ -227,6 +232,8 @@ def pareto_front(source: FigureSource) -> Figure | None:
 
 
 def _kind(source: FigureSource, trial: Trial, *, is_front: bool) -> str:
+    """Return the kind of a trial's mark: as in other figures for the best trial and the baseline,
+    front on the Pareto front, otherwise soft."""
     kind = source.kind(trial)
     if kind in ("best", "base"):
         return kind

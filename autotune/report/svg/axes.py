@@ -1,4 +1,4 @@
-"""Marks and lines over two linear axes."""
+"""Plots of marks and lines over two linear axes."""
 
 from __future__ import annotations
 
@@ -16,61 +16,65 @@ from autotune.report.svg.canvas import (
     TOP,
     WIDTH,
     Format,
-    open_figure,
+    opening_tag,
     text,
-    tick_words,
+    tick_labels,
     ticks,
 )
 
 LEGEND_ROW = 20.0
-"""height of a row of the legend"""
-FAR = 4.0
-"""how many times the largest of the others a value must be to be left out of an axis"""
-FEWEST = 4
-"""other values that there must be"""
+"""height of a row of the legend, pixels"""
+OUTLIER_RATIO = 4.0
+"""minimum ratio of an outlier to the largest other value; the axis excludes outliers"""
+MIN_INLIERS = 4
+"""minimum number of values that are no outliers"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One of the two axes."""
+    """One of a plot's two axes."""
 
     label: str
-    """what it measures, with the unit"""
+    """quantity and unit"""
     format: Format
-    """a value as its tick shows it"""
+    """formats a value for its tick"""
     low: float | None = None
-    """where it begins; None: at zero"""
+    """start of the axis; None: zero"""
     high: float | None = None
-    """where it ends; None: a little above the largest value"""
+    """end of the axis; None: a little above the largest value"""
     ticks: Callable[[float, float, int], list[float]] = ticks
-    """values with a tick between two ends, about so many"""
+    """returns about the given number of tick values between two ends"""
     is_whole: bool = False
     """whether only whole numbers have ticks"""
 
     def span(self, values: Sequence[float], margin: float) -> tuple[float, float]:
-        """Both ends for these values."""
+        """Return both ends of the axis for these values."""
         low = 0.0 if self.low is None else self.low
         high = (1.0 + margin) * usual_top(values) if self.high is None else self.high
         return low, high if high > low else low + 1.0
 
-    def shown_ticks(self, low: float, high: float, about: int) -> list[tuple[float, str]]:
-        """The values with a tick, and their words: no two are the same."""
-        found = [v for v in self.ticks(low, high, about) if not self.is_whole or v == round(v)]
-        words: dict[str, float] = {}
-        for value, said in zip(found, tick_words(found, self.format), strict=True):
-            words.setdefault(said, value)
-        return [(value, said) for said, value in words.items()]
+    def shown_ticks(self, low: float, high: float) -> list[tuple[float, str]]:
+        """Return the values with a tick and their labels, without duplicate labels."""
+        values = [v for v in self.ticks(low, high, 5) if not self.is_whole or v == round(v)]
+        value_by_label: dict[str, float] = {}
+        for value, label in zip(values, tick_labels(values, self.format), strict=True):
+            value_by_label.setdefault(label, value)
+        return [(value, label) for label, value in value_by_label.items()]
 
 
 def usual_top(values: Sequence[float]) -> float:
-    """The largest value, without a few that would flatten all others, such as a first step that
-    compiles: at most a tenth of them (or one), each over `FAR` times the largest of the rest."""
+    """Return the largest value that is no outlier, such as a first step that compiles. At most a
+    tenth of the values (or one) can be outliers, each over `OUTLIER_RATIO` times the largest other
+    value."""
     rising = sorted(v for v in values if math.isfinite(v))
     if not rising:
         return 1.0
-    for far in range(max(1, len(rising) // 10), 0, -1):
-        if len(rising) - far >= FEWEST and rising[-far] > FAR * rising[-far - 1] > 0:
-            return rising[-far - 1]
+    for num_outliers in range(max(1, len(rising) // 10), 0, -1):
+        if (
+            len(rising) - num_outliers >= MIN_INLIERS
+            and rising[-num_outliers] > OUTLIER_RATIO * rising[-num_outliers - 1] > 0
+        ):
+            return rising[-num_outliers - 1]
     return rising[-1]
 
 
@@ -81,9 +85,9 @@ class Point:
     x: float
     y: float
     title: str
-    """what the pointer shows"""
+    """tooltip"""
     kind: str = "dot"
-    """dot, soft (a paler one), front, best (a larger one), base (a square) or fail (a cross)"""
+    """dot, soft (paler), front, best (larger), base (a square) or fail (a cross)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,7 @@ class Line:
     kind: str = "line"
     """class in the style sheet: line, second, dashed or dotted"""
     label: str = ""
-    """written above its right end, or in the legend where there is one"""
+    """text above its right end, or in the legend"""
     stepped: bool = False
     """horizontal until the next point, then vertical"""
 
@@ -108,13 +112,13 @@ def plot(
     description: str,
     legend: bool = False,
 ) -> str:
-    """Marks and lines over two linear axes. `legend`: the lines' labels stand under the figure, not
-    at their ends."""
+    """Return a plot as SVG. `legend`: write the lines' labels under the plot instead of at their
+    ends."""
     xs = [p.x for p in points] + [x for line in lines for x, _ in line.points]
     ys = [p.y for p in points] + [y for line in lines for _, y in line.points]
     (low_x, high_x), (low_y, high_y) = x.span(xs, 0.05), y.span(ys, 0.1)
-    named = [line for line in lines if line.label and line.points] if legend else []
-    height = HEIGHT + (LEGEND_ROW if named else 0.0)
+    labeled = [line for line in lines if line.label and line.points] if legend else []
+    height = HEIGHT + (LEGEND_ROW if labeled else 0.0)
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
     def at_x(value: float) -> float:
@@ -123,33 +127,33 @@ def plot(
     def at_y(value: float) -> float:
         return bottom - (min(value, high_y) - low_y) / (high_y - low_y) * (bottom - TOP)
 
-    out = [open_figure(WIDTH, height, description)]
-    for value, words in y.shown_ticks(low_y, high_y, 5):
+    out = [opening_tag(WIDTH, height, description)]
+    for value, words in y.shown_ticks(low_y, high_y):
         out.append(f'<path class="grid" d="M{LEFT:g} {at_y(value):.1f}H{right:g}"/>')
         out.append(text("tick", LEFT - 8, at_y(value) + 4, words, "end"))
-    free = 0.0
-    for value, words in x.shown_ticks(low_x, high_x, 5):
+    next_free_x = 0.0
+    for value, words in x.shown_ticks(low_x, high_x):
         half = LETTER * len(words) / 2
-        middle = min(at_x(value), WIDTH - half)  # the last one is not cut
-        if middle - half >= free:
+        middle = min(at_x(value), WIDTH - half)  # keep the last label inside the figure
+        if middle - half >= next_free_x:
             out.append(text("tick", middle, bottom + 18, words, "middle"))
-            free = middle + half + LETTER / 2
+            next_free_x = middle + half + LETTER / 2
     out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{right:g}"/>')
     out.append(text("name", (LEFT + right) / 2, HEIGHT - 8, x.label, "middle"))
     out.append(text("name", 4, 13, y.label))
-    out += [_path(line, at_x, at_y, right, is_named=not legend) for line in lines if line.points]
+    out += [_path(line, at_x, at_y, right, has_label=not legend) for line in lines if line.points]
     out += [_mark(p, at_x(p.x), at_y(p.y)) for p in points if p.y <= high_y]
     for p in points:
-        if p.y > high_y:  # at the upper edge, with its value
-            place, side = at_x(p.x), "end" if at_x(p.x) > (LEFT + right) / 2 else "start"
+        if p.y > high_y:  # an outlier: draw it at the upper edge, with its value
+            px, side = at_x(p.x), "end" if at_x(p.x) > (LEFT + right) / 2 else "start"
             out.append(
-                f'<path class="over" d="M{place - 5:.1f} {TOP + 9:g}l5 -9l5 9z"><title>{escape(p.title)}</title></path>'
+                f'<path class="over" d="M{px - 5:.1f} {TOP + 9:g}l5 -9l5 9z"><title>{escape(p.title)}</title></path>'
             )
             out.append(
-                text("tick", place + (-9 if side == "end" else 9), TOP + 8, y.format(p.y), side)
+                text("tick", px + (-9 if side == "end" else 9), TOP + 8, y.format(p.y), side)
             )
-    for index, line in enumerate(named):
-        start, middle = LEFT + (right - LEFT) / len(named) * index, height - 10
+    for index, line in enumerate(labeled):
+        start, middle = LEFT + (right - LEFT) / len(labeled) * index, height - 10
         out.append(f'<path class="{escape(line.kind)}" d="M{start:.1f} {middle - 4:.1f}h22"/>')
         out.append(text("key", start + 28, middle, line.label))
     return "".join([*out, "</svg>"])
@@ -161,7 +165,7 @@ def _path(
     at_y: Callable[[float], float],
     right: float,
     *,
-    is_named: bool,
+    has_label: bool,
 ) -> str:
     (x, y), *rest = line.points
     commands = [f"M{at_x(x):.1f} {at_y(y):.1f}"]
@@ -170,7 +174,7 @@ def _path(
             f"H{at_x(x):.1f}V{at_y(y):.1f}" if line.stepped else f"L{at_x(x):.1f} {at_y(y):.1f}"
         )
     label = (
-        text("tick", right - 4, at_y(y) - 5, line.label, "end") if line.label and is_named else ""
+        text("tick", right - 4, at_y(y) - 5, line.label, "end") if line.label and has_label else ""
     )
     return f'<path class="{escape(line.kind)}" d="{"".join(commands)}"/>{label}'
 

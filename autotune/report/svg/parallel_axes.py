@@ -1,5 +1,5 @@
-"""Parallel axes (Inselberg 1985): an upright axis for each dimension, a line across all of them for
-each item."""
+"""Parallel axes (Inselberg 1985): a vertical axis per dimension, and a line across all axes per
+item."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import LETTER, WIDTH, open_figure, shortened, text
+from autotune.report.svg.canvas import LETTER, WIDTH, opening_tag, shortened, text
 
-LEFT, RIGHT, TOP, TALL = 34.0, 54.0, 40.0, 220.0
-MOST_VALUES = 12
-"""values written beside an axis"""
+LEFT, RIGHT, TOP, AXIS_HEIGHT = 34.0, 54.0, 40.0, 220.0
+"""margins and height of the axes, user units"""
+MAX_VALUES = 12
+"""maximum number of values to write next to an axis"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UprightAxis:
-    """One dimension."""
+    """The axis of one dimension."""
 
     name: str
     values: Sequence[str]
-    """written beside it, bottom to top, at equal distances"""
+    """labels from bottom to top, at equal distances"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +29,21 @@ class Item:
     """A line across the axes."""
 
     at: Sequence[float]
-    """its height on each axis, 0 (bottom) to 1 (top)"""
+    """position on each axis, from 0 (bottom) to 1 (top)"""
     title: str
     kind: str
     """class in the style sheet"""
 
 
 def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, description: str) -> str:
-    """Later items are drawn over earlier ones."""
+    """Return the figure as SVG. Later items are drawn over earlier ones."""
     step = (WIDTH - LEFT - RIGHT) / max(1, len(axes) - 1)
-    room = max(6, int(step / LETTER))
+    max_letters = max(6, int(step / LETTER))
 
     def y_of(height: float) -> float:
-        return TOP + TALL * (1.0 - height)
+        return TOP + AXIS_HEIGHT * (1.0 - height)
 
-    out = [open_figure(WIDTH, TOP + TALL + 18, description)]
+    out = [opening_tag(WIDTH, TOP + AXIS_HEIGHT + 18, description)]
     for item in items:
         route = "L".join(
             f"{LEFT + step * i:.1f} {y_of(height):.1f}" for i, height in enumerate(item.at)
@@ -52,17 +53,21 @@ def parallel_axes(axes: Sequence[UprightAxis], items: Sequence[Item], *, descrip
         )
     for i, axis in enumerate(axes):
         x = LEFT + step * i
-        out.append(f'<path class="axis" d="M{x:.1f} {TOP:g}V{TOP + TALL:g}"/>')
+        out.append(f'<path class="axis" d="M{x:.1f} {TOP:g}V{TOP + AXIS_HEIGHT:g}"/>')
         edge, anchor = x, "middle"
         if i == 0:
             edge, anchor = 4.0, "start"
         elif i == len(axes) - 1:
             edge, anchor = WIDTH - 4, "end"
         out.append(
-            text("name", edge, TOP - 26 + 15 * (i % 2), shortened(axis.name, 2 * room), anchor)
+            text(
+                "name", edge, TOP - 26 + 15 * (i % 2), shortened(axis.name, 2 * max_letters), anchor
+            )
         )
-        each = -(-len(axis.values) // MOST_VALUES) or 1
-        for k in range(0, len(axis.values), each):
+        stride = -(-len(axis.values) // MAX_VALUES) or 1
+        for k in range(0, len(axis.values), stride):
             height = k / (len(axis.values) - 1) if len(axis.values) > 1 else 0.5
-            out.append(text("tick halo", x + 5, y_of(height) + 4, shortened(axis.values[k], room)))
+            out.append(
+                text("tick halo", x + 5, y_of(height) + 4, shortened(axis.values[k], max_letters))
+            )
     return "".join([*out, "</svg>"])

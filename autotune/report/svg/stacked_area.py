@@ -1,6 +1,6 @@
-"""Stacked areas over an order of samples, with a limit as a line, marks below, and a legend.
+"""Stacked areas over a sequence of samples, with a limit as a line, phases below, and a legend.
 
-x is the number of a sample, y the height of the stack; steps are drawn square, for a sample holds
+x is the index of a sample, y the height of the stack. Steps are square, because a sample is valid
 until the next one.
 """
 
@@ -11,26 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import LEFT, RIGHT, TOP, Format, open_figure, tick_words, ticks
+from autotune.report.svg.canvas import LEFT, RIGHT, TOP, Format, opening_tag, tick_labels, ticks
 
 WIDTH, PLOT = 860.0, 260.0
-"""user units: of the figure, and of the plot's height"""
+"""width of the figure and height of the plot, user units"""
 BOTTOM = TOP + PLOT
 PER_ROW = 6
-"""entries of the legend side by side"""
-LEAST_LABEL, LEAST_LETTER = 56.0, 10.0
-"""width of a stretch whose label is written, and of one that gets its first letter"""
+"""number of legend entries per row"""
+MIN_LABEL_WIDTH, MIN_LETTER_WIDTH = 56.0, 10.0
+"""minimum width of a phase for its whole label, and for the label's first letter, user units"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A part of the x axis with a name."""
+class Phase:
+    """A labeled range of the x axis."""
 
     label: str
     first: int
-    """sample"""
+    """index of its first sample"""
     end: int
-    """one past its last sample"""
+    """index after its last sample"""
 
 
 def stacked_area(
@@ -39,26 +39,26 @@ def stacked_area(
     names: Mapping[str, str],
     colors: Mapping[str, str],
     titles: Sequence[str],
-    stretches: Sequence[Stretch],
+    phases: Sequence[Phase],
     limit: float | None,
     limit_label: str,
     number: Format,
     unit: float,
     description: str,
 ) -> str:
-    """`layers`: heights by name, all of one length, from the bottom up; `titles`: what the pointer
-    shows at each sample."""
+    """Return the figure as SVG. `layers`: heights by name, of equal lengths, from the bottom up.
+    `titles`: tooltip of each sample."""
     highest = max(sum(heights) for heights in zip(*layers.values(), strict=True))
     plot = _Plot(count=len(titles), high=1.06 * max(highest, limit or 0.0, 1e-12))
     used = [name for name in names if any(layers.get(name, ()))]
     height = BOTTOM + 50.0 + 20.0 * math.ceil(len(used) / PER_ROW)
     parts = (
-        open_figure(WIDTH, height, description),
+        opening_tag(WIDTH, height, description),
         *_grid(plot, number, unit),
         *_areas(plot, {name: layers[name] for name in used}, names, colors),
-        *_pointed_at(plot, titles),
+        *_tooltips(plot, titles),
         _horizontal("axis", f"{BOTTOM:g}"),
-        *_stretches(plot, stretches),
+        *_phase_labels(plot, phases),
         *(() if limit is None else _limit(plot, limit, limit_label)),
         *_legend(used, names, colors),
         "</svg>",
@@ -68,19 +68,19 @@ def stacked_area(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plot:
-    """Where samples and heights are drawn."""
+    """The scales of the plot."""
 
     count: int
-    """samples"""
+    """number of samples"""
     high: float
     """height of the plot, in units of the layers"""
 
     def x(self, index: float) -> float:
-        """Where a sample begins."""
+        """Return the x coordinate of a sample's left edge."""
         return LEFT + index / self.count * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Where a height is."""
+        """Return the y coordinate of a value."""
         return BOTTOM - value / self.high * PLOT
 
 
@@ -95,7 +95,7 @@ def _text(text: str, x: str, y: str, anchor: str = "") -> str:
 
 def _grid(plot: _Plot, number: Format, unit: float) -> Iterator[str]:
     values = [unit * tick for tick in ticks(0.0, plot.high / unit)]
-    for value, words in zip(values, tick_words(values, number), strict=True):
+    for value, words in zip(values, tick_labels(values, number), strict=True):
         y = plot.y(value)
         yield _horizontal("grid", f"{y:.1f}")
         yield _text(words, f"{LEFT - 8:g}", f"{y + 4:.1f}", "end")
@@ -107,30 +107,30 @@ def _areas(
     names: Mapping[str, str],
     colors: Mapping[str, str],
 ) -> Iterator[str]:
-    floor = [0.0] * plot.count
+    lower = [0.0] * plot.count
     for name, heights in layers.items():
-        roof = [low + part for low, part in zip(floor, heights, strict=True)]
-        forth = "".join(f"V{plot.y(y):.1f}H{plot.x(i + 1):.1f}" for i, y in enumerate(roof))
+        upper = [low + part for low, part in zip(lower, heights, strict=True)]
+        forward = "".join(f"V{plot.y(y):.1f}H{plot.x(i + 1):.1f}" for i, y in enumerate(upper))
         back = "".join(
-            f"V{plot.y(y):.1f}H{plot.x(i):.1f}" for i, y in reversed(list(enumerate(floor)))
+            f"V{plot.y(y):.1f}H{plot.x(i):.1f}" for i, y in reversed(list(enumerate(lower)))
         )
-        path = f"M{plot.x(0):.1f} {plot.y(floor[0]):.1f}{forth}{back}Z"
+        path = f"M{plot.x(0):.1f} {plot.y(lower[0]):.1f}{forward}{back}Z"
         yield f'<path d="{path}" fill="{escape(colors[name])}"><title>{escape(names[name])}</title></path>'
-        floor = roof
+        lower = upper
 
 
-def _pointed_at(plot: _Plot, titles: Sequence[str]) -> Iterator[str]:
+def _tooltips(plot: _Plot, titles: Sequence[str]) -> Iterator[str]:
     wide = plot.x(1) - plot.x(0)
     for index, title in enumerate(titles):
         yield f'<rect x="{plot.x(index):.1f}" y="{TOP:g}" width="{wide:.1f}" height="{PLOT:g}" fill="transparent"><title>{escape(title)}</title></rect>'
 
 
-def _stretches(plot: _Plot, stretches: Sequence[Stretch]) -> Iterator[str]:
-    for stretch in stretches:
-        x, wide = plot.x(stretch.first), plot.x(stretch.end) - plot.x(stretch.first)
+def _phase_labels(plot: _Plot, phases: Sequence[Phase]) -> Iterator[str]:
+    for phase in phases:
+        x, wide = plot.x(phase.first), plot.x(phase.end) - plot.x(phase.first)
         yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM:g}" y2="{BOTTOM + 6:g}"/>'
-        if wide >= LEAST_LETTER:
-            label = stretch.label if wide >= LEAST_LABEL else stretch.label[:1]
+        if wide >= MIN_LETTER_WIDTH:
+            label = phase.label if wide >= MIN_LABEL_WIDTH else phase.label[:1]
             yield _text(label, f"{x + wide / 2:.1f}", f"{BOTTOM + 18:g}", "middle")
 
 

@@ -1,1 +1,1 @@
-"""HTTP: the application, who may send what, and how errors are answered."""
+"""HTTP: the application, access control, limits, and errors as responses."""

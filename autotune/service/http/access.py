@@ -1,29 +1,25 @@
 """Access control: who sends a request, and what they may do.
 
     read     read everything: a team shares its results
-    submit   read, submit studies, and act on one's own studies
+    submit   read, submit studies, and control one's own studies
     run      submit, also specs that name programs in the service's program folders
-    admin    run, and act on everybody's studies
+    admin    run, and control everybody's studies
 
 Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. A wrong token costs
-a fast hash and is counted by address; a valid one never waits for wrong ones. What outlives a
-request's first moment (an event stream, a place in a queue) asks again whether its token is valid
-still.
+a fast hash and is counted by address; requests with a valid token never wait for wrong ones.
+Long-lived requests (an event stream, a place in a queue) check again whether their token is valid.
 
-On a loopback address a caller without a token counts as the user of the service, with all rights.
-Behind a proxy strangers come from loopback too, so this holds only for a service that was told of
-no outside (`ServiceOptions.asks_everybody`), for no request that shows a proxy (`_is_passed_on`),
-and for no connection of another user's program (`peer_user`), as which proxies run.
+On a loopback address, a caller without a token counts as the service's user, with all rights.
+Behind a proxy, strangers come from loopback too. Therefore this only holds for a service that was
+not configured for callers from outside (`ServiceOptions.token_reason`), for requests without signs
+of a proxy (`_is_proxied`), and for connections from programs of the same user
+(`socket_is_of_another_user`), because proxies run as users of their own (nginx's workers as
+www-data), also those that leave no sign. The user of a loopback connection is read from Linux's
+list of sockets (`/proc/net/tcp`, proc(5)).
 
-A request that changes something is refused when a browser sends it for a page of another site.
+A request that changes something is rejected if a browser sends it for a page of another site.
 Origin and Sec-Fetch-Site are checked for everybody; callers that the browser authenticates by
 itself (by cookie or loopback) must also send a form token.
-
-Which user of this machine has the other end of a loopback connection, as Linux lists its sockets
-(`/proc/net/tcp`, proc(5)).
-
-Proxies and tunnels run as users of their own (nginx's workers as www-data): a request that they
-pass on without any sign of it still comes from their socket.
 """
 
 from __future__ import annotations
@@ -50,12 +46,12 @@ from autotune.service.options import LOOPBACK, ServiceOptions, is_loopback
 
 COOKIE = "autotune_token"
 RECHECK_S = 0.5
-"""time for which a reading of the ended tokens serves event streams"""
-_OF_PROXIES = (
+"""time for which event streams share one reading of the ended tokens, seconds"""
+_PROXY_HEADERS = (
     ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "x-scheme")
 )  # fmt: skip
-_OF_PROXIES_BEGIN = ("x-forwarded", "x-original-", "x-envoy-", "x-amzn-", "cf-", "tailscale-")
-"""headers that proxies and tunnels add, and how others of theirs begin"""
+_PROXY_HEADER_PREFIXES = ("x-forwarded", "x-original-", "x-envoy-", "x-amzn-", "cf-", "tailscale-")
+"""headers that proxies and tunnels add, and prefixes of such headers"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,33 +59,33 @@ class Caller:
     """The sender of a request."""
 
     name: str
-    """owner of the token, or `loopback`"""
+    """owner of the token, or `loopback` for the service's user"""
     scope: str
     """read, submit, run or admin"""
     key: str
-    """the key of its rate limits: token id or address"""
+    """key for rate limits: token id or address"""
     by_browser: bool = False
-    """whether a browser authenticates it by itself; its changes then need the form token"""
+    """whether a browser authenticates the caller by itself; its changes then need the form token"""
     form_token: str = ""
-    """the token that its forms must carry"""
+    """token that the caller's forms must contain"""
     token: str = ""
-    """the id of its token; empty for the user of loopback"""
+    """id of the caller's token; empty for loopback"""
 
     @property
     def owner(self) -> str:
-        """The owner of the studies that it submits; empty for the user of loopback."""
+        """Owner of the studies that the caller submits; empty for loopback."""
         return "" if self.name == LOOPBACK else self.name
 
     def allows(self, scope: str) -> bool:
-        """Whether its scope includes `scope`."""
+        """Return whether the caller's scope includes `scope`."""
         return SCOPES.index(scope) <= SCOPES.index(self.scope)
 
     def owns(self, record: StudyRecord) -> bool:
-        """Whether the study is its own, or it is an admin."""
+        """Return whether the study belongs to the caller, or the caller is an admin."""
         return self.allows("admin") or (bool(self.owner) and record.owner == self.owner)
 
     def check_owns(self, record: StudyRecord) -> None:
-        """Raises `RefusalError` (403) unless it owns the study."""
+        """Raise `RefusalError` (403) unless the caller owns the study."""
         if not self.owns(record):
             raise RefusalError(
                 403,
@@ -110,19 +106,20 @@ class Gate:
         self._reading: tuple[asyncio.Future[frozenset[str]] | None, float] = (None, 0.0)
 
     async def admit(self, request: Request, scope: str, *, changes: bool = False) -> Caller:
-        """The caller, if it has that scope. Raises `RefusalError` (401, 403, 429)."""
+        """Return the caller, if it has the scope. `changes`: whether the request changes something.
+        Raises `RefusalError` (401, 403, 429)."""
         if changes:
             self.check_site(request)
-        caller = await self.recognize(request)
+        caller = await self.authenticate(request)
         if caller is None:
             raise RefusalError(
                 401,
                 "unauthorized",
-                _why_a_token(request, self._options),
+                _token_reason(request, self._options),
                 remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` creates a token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        request.state.caller = caller  # for the audit of refusals and the page that shows one
+        request.state.caller = caller  # for the audit log of rejected requests, and for error pages
         limiter = self._writes if changes else self._rate
         if wait := limiter.wait_s(caller.key):
             raise too_many("this caller sends too many requests", wait)
@@ -135,9 +132,9 @@ class Gate:
             )
         return caller
 
-    async def recognize(self, request: Request) -> Caller | None:
-        """The caller; None without a token where one is needed. Raises `RefusalError` for a wrong
-        token."""
+    async def authenticate(self, request: Request) -> Caller | None:
+        """Return the caller; None if a token is required but missing. Raises `RefusalError` for a
+        wrong token."""
         header = request.headers.get("authorization")
         cookie = request.cookies.get(COOKIE)
         if header is None and cookie is None:
@@ -159,22 +156,22 @@ class Gate:
         )
 
     async def check_token(self, request: Request, text: str) -> Token | None:
-        """The valid token of that text, or None. Raises `RefusalError` when too many wrong ones
-        came from the same address."""
+        """Return the valid token with that text, or None. Raises `RefusalError` if too many wrong
+        tokens came from the same address."""
         token = await run_in_threadpool(self._tokens.check, text)
         if token is None and (wait := self._refusals.wait_s(_address(request))):
             raise too_many("too many wrong tokens came from this address", wait)
         return token
 
     def check_still_valid(self, caller: Caller) -> None:
-        """Raises `RefusalError` (401) when the caller's token was revoked or has expired since it
-        was admitted. Reads the store."""
+        """Raise `RefusalError` (401) if the caller's token was revoked or has expired since the
+        request was admitted. Reads the store."""
         if caller.token and caller.token in self._ended_tokens():
             raise _wrong_token()
 
     async def is_still_valid(self, caller: Caller) -> bool:
-        """The same as a question; all event streams share one reading of the store for
-        `RECHECK_S`."""
+        """Return whether the caller's token is still valid. All event streams share one reading of
+        the store for `RECHECK_S`."""
         if not caller.token:
             return True
         now_s = time.monotonic()
@@ -185,13 +182,13 @@ class Gate:
         return caller.token not in await asyncio.shield(reading)
 
     def _ended_tokens(self) -> frozenset[str]:
-        """The tokens that are revoked or expired; not the valid ones, among which a reading lacks
-        those that were made since."""
+        """Return revoked and expired tokens. Valid tokens are not listed, because a cached list
+        would lack tokens that were created since."""
         now = datetime.now(UTC)
         return frozenset(token.id for token in self._tokens.list() if not token.is_valid_at(now))
 
     def check_form(self, caller: Caller, given: str) -> None:
-        """Raises `RefusalError` (403) unless the form came from this service's own page."""
+        """Raise `RefusalError` (403) unless the form came from this service's own page."""
         if caller.by_browser and not hmac.compare_digest(
             caller.form_token.encode(), given.encode("utf-8", "replace")
         ):
@@ -205,10 +202,10 @@ class Gate:
     def _local(self, request: Request) -> Caller | None:
         address = _address(request)
         if (
-            self._options.asks_everybody
+            self._options.token_reason
             or not is_loopback(address)
-            or _is_passed_on(request)
-            or _is_anothers(request)
+            or _is_proxied(request)
+            or _is_from_another_user(request)
         ):
             return None
         return Caller(
@@ -225,14 +222,13 @@ class Gate:
         ).hexdigest()
 
     def check_site(self, request: Request) -> None:
-        """Raises `RefusalError` (403) when a browser sends the request for a page of another
-        site."""
+        """Raise `RefusalError` (403) if a browser sends the request for a page of another site."""
         headers = request.headers
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
-        same = origin is None or (
+        is_same_origin = origin is None or (
             origin != "null" and urlsplit(origin).netloc == headers.get("host")
         )
-        if not same or site not in ("none", "same-origin"):
+        if not is_same_origin or site not in ("none", "same-origin"):
             raise RefusalError(
                 403,
                 "csrf",
@@ -241,43 +237,44 @@ class Gate:
             )
 
 
-def who_may_what(options: ServiceOptions) -> str:
-    """Who may do what at a service with these options, in a sentence."""
-    if asking := options.asks_everybody:
-        return f"every caller needs a token, even on this machine ({asking}); the token's scope decides what the caller may do (`autotune token create --scope ...`)"
+def access_summary(options: ServiceOptions) -> str:
+    """Return one sentence on who may do what at a service with these options."""
+    if reason := options.token_reason:
+        return f"every caller needs a token, even on this machine ({reason}); the token's scope decides what the caller may do (`autotune token create --scope ...`)"
     return "your own programs on this machine need no token, and neither do requests through a proxy or tunnel that adds no forwarding header; to change this, use --require-token"
 
 
-def _why_a_token(request: Request, options: ServiceOptions) -> str:
-    if options.asks_everybody:
+def _token_reason(request: Request, options: ServiceOptions) -> str:
+    if options.token_reason:
         return "this service requires a token"
-    if _is_passed_on(request):
+    if _is_proxied(request):
         return "this request came through a proxy or for a different host name, so the request needs a token"
-    if _is_anothers(request):
+    if _is_from_another_user(request):
         return "this request came from a program run by another user of this machine, possibly a proxy, so the request needs a token"
     return "this service requires a token"
 
 
-def _is_anothers(request: Request) -> bool:
-    """Whether the other end is a program of another user of this machine."""
+def _is_from_another_user(request: Request) -> bool:
+    """Return whether the client is a program of another user of this machine."""
     server = request.scope.get("server")
     return bool(
         request.client
         and server
         and server[1]
-        and is_of_another_user(request.client.port, server[1])
+        and socket_is_of_another_user(request.client.port, server[1])
     )
 
 
-def _is_passed_on(request: Request) -> bool:
-    """Whether a request shows that a proxy passed it on: by a header, or by a host that is not of
-    this machine. A plain `proxy_pass` of nginx adds no header and puts a loopback address for the
-    host, but asks in HTTP/1.0, as no client of this machine does."""
+def _is_proxied(request: Request) -> bool:
+    """Return whether a proxy passed the request on, as a header or a foreign host name shows. A
+    plain `proxy_pass` of nginx adds no header and sends a loopback host, but uses HTTP/1.0, as no
+    client on this machine does."""
     return (
         request.scope.get("http_version") == "1.0"
         or not is_loopback(host_in(request.headers.get("host", "")))
         or any(
-            name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN) for name in request.headers
+            name in _PROXY_HEADERS or name.startswith(_PROXY_HEADER_PREFIXES)
+            for name in request.headers
         )
     )
 
@@ -297,7 +294,7 @@ def _wrong_token() -> RefusalError:
 
 
 def too_many(message: str, wait_s: float) -> RefusalError:
-    """The error (429) for a caller over its rate limit."""
+    """Return the error (429) for a caller above its rate limit."""
     seconds = str(max(1, round(wait_s + 0.5)))
     return RefusalError(
         429,
@@ -308,15 +305,15 @@ def too_many(message: str, wait_s: float) -> RefusalError:
     )
 
 
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOCAL, REMOTE, USER = 1, 2, 7
-"""columns of these tables: HEXADDRESS:HEXPORT of both ends, and the user's number"""
+"""columns of these tables: HEXADDRESS:HEXPORT of both ends, and the user id"""
 
 
-def is_of_another_user(peer_port: int, own_port: int) -> bool:
-    """Whether the socket from `peer_port` to `own_port` belongs to another user than this process.
-    False where the machine does not tell."""
-    rows = (row for table in TABLES for row in _rows(table))
+def socket_is_of_another_user(peer_port: int, own_port: int) -> bool:
+    """Return whether the socket from `peer_port` to `own_port` belongs to another user than this
+    process; False if the machine does not tell."""
+    rows = (row for table in SOCKET_TABLES for row in _rows(table))
     users = {
         row[USER]
         for row in rows

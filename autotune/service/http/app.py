@@ -1,5 +1,4 @@
-"""The application: routes, middleware and error handlers put together, and their OpenAPI
-description."""
+"""The application: routes, middleware and error handlers, and their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ from autotune.service.supervise.supervisor import Supervisor
 
 ROOT = "/api/v1"
 SWITCH_S = 0.0005
-"""time after which a thread that computes (a plan) lets others run; with Python's 5 ms, a request
-that reads the store ten times waits 50 ms beside it"""
+"""time after which a computing thread (for a plan) lets others run, seconds; with Python's 5 ms, a
+concurrent request that reads the store ten times waits 50 ms"""
 DESCRIPTION = """Find the fastest stable configuration for training a model on a cluster, in about ten short real trials.
 Every error is `{error: {kind, message, field, remedy}}`. Quantities are in SI units, sizes in bytes, and times in UTC."""
 
@@ -47,7 +46,7 @@ Every error is `{error: {kind, message, field, remedy}}`. Quantities are in SI u
 def create_app(
     store: ServiceStore, options: ServiceOptions, *, supervisor: Supervisor | None = None
 ) -> FastAPI:
-    """The application on that store. With a supervisor it also runs studies, as long as the server
+    """Return the application for a store. With a supervisor, it also runs studies while the server
     runs."""
     counters = Counters()
     service = ServiceState(
@@ -61,13 +60,13 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        usual_s = sys.getswitchinterval()
+        previous_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         if supervisor is not None:
             supervisor.start()
         yield
         service.closing.set()
-        sys.setswitchinterval(usual_s)
+        sys.setswitchinterval(previous_s)
 
     app = FastAPI(
         title="autotune",
@@ -81,11 +80,11 @@ def create_app(
     for module in (events, across_studies, health, study_annotations, study_figures, studies):
         app.include_router(module.router, prefix=ROOT)
     app.include_router(pages.router, include_in_schema=False)
-    app.add_exception_handler(error_responses.RefusalError, error_responses.of_refusal)
-    app.add_exception_handler(AutotuneError, error_responses.of_autotune)
-    app.add_exception_handler(HTTPException, error_responses.of_http)
-    app.add_exception_handler(RequestValidationError, error_responses.of_validation)
-    app.add_exception_handler(Exception, error_responses.of_unexpected)
+    app.add_exception_handler(error_responses.RefusalError, error_responses.handle_refusal)
+    app.add_exception_handler(AutotuneError, error_responses.handle_autotune_error)
+    app.add_exception_handler(HTTPException, error_responses.handle_http_error)
+    app.add_exception_handler(RequestValidationError, error_responses.handle_validation_error)
+    app.add_exception_handler(Exception, error_responses.handle_unexpected_error)
     app.add_middleware(HeadAsGet)
     app.add_middleware(CountRequests, counters=counters)
     app.add_middleware(RequestGuards, options=options)
@@ -95,7 +94,7 @@ def create_app(
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the schema of study specs and the ways to send a token."""
+    """Return the OpenAPI document, with the schema of study specs and the ways to send a token."""
     if app.openapi_schema:
         return app.openapi_schema
     document = FastAPI.openapi(app)

@@ -1,10 +1,10 @@
-"""Errors as HTTP responses: below /api of one shape, {error: {kind, message, field, remedy}},
-elsewhere as pages. The HTTP status of each error.
+"""Errors as HTTP responses: JSON of one shape below /api, {error: {kind, message, field, remedy}},
+and pages elsewhere; and the HTTP status of each error.
 
-Mistakes in the text of a spec also have `problems`: all that were found, with lines and columns
+For errors in a spec's text, the body also has `problems`: all mistakes with lines and columns
 (`AutotuneError.document`).
 
-An unexpected exception becomes a 500 without details; its traceback goes to the log.
+An unexpected exception becomes a 500 without details; its traceback is logged.
 """
 
 from __future__ import annotations
@@ -45,27 +45,29 @@ STATUS: tuple[tuple[type[AutotuneError], int], ...] = (
     (CatalogError, 422),
     (AutotuneError, 422),
 )
-"""The first class that matches decides; all errors of the last line are mistakes of the caller."""
+"""HTTP statuses by class; the first matching class decides. Errors of the last line are the
+caller's mistakes."""
 
-_WORDS = {
+_HTTP_ERRORS = {
     400: ("bad_request", "this is not a valid request"),
     404: ("not_found", "there is nothing at this address"),
     405: ("method_not_allowed", "this address does not accept that method"),
 }
+"""(kind, message) of the framework's errors, by HTTP status"""
 
 
-_OF_KIND = {
+_PROBLEM_TEXTS = {
     "missing": "this is required, but is missing",
     "json_invalid": "the request is not valid JSON: {error}",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a JSON object"),
 }
-"""this service's own words for what is wrong, by pydantic's type"""
-_WORD = re.compile(r"[A-Za-z0-9 _.:+-]{1,80}")
-"""a wrong value that is told back"""
+"""this service's texts for errors of pydantic, by type"""
+_ECHOED_VALUE = re.compile(r"[A-Za-z0-9 _.:+-]{1,80}")
+"""wrong values that an error message may repeat"""
 
 
 class RefusalError(Exception):
-    """A request that the service refuses by its own rules: access, limits, media type."""
+    """A request that the service rejects by its own rules: access, limits, media type."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class RefusalError(Exception):
         self.headers = headers or {}
 
     def response(self) -> JSONResponse:
-        """The error as a response."""
+        """Return the error as a response."""
         return error_response(
             self.status,
             self.kind,
@@ -103,12 +105,12 @@ class StrictJSONResponse(JSONResponse):
     """JSON without NaN or infinity."""
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """Return the body."""
         return strict_json(content)
 
 
 def strict_json(content: Any) -> bytes:
-    """JSON in ASCII: NaN and infinity become null, lone surrogates are escaped."""
+    """Return JSON in ASCII: NaN and infinity become null, lone surrogates are escaped."""
     return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
@@ -121,13 +123,14 @@ def error_response(
     remedy: str = "",
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """An error as a response."""
+    """Return an error as a response."""
     body = {"error": {"kind": kind, "message": message, "field": field, "remedy": remedy}}
     return StrictJSONResponse(body, status_code=status, headers=headers)
 
 
-def of_refusal(request: Request, error: Exception) -> Response:
-    """Handler of `RefusalError`. Visitors of pages without a token are led to the login."""
+def handle_refusal(request: Request, error: Exception) -> Response:
+    """Return the response to a `RefusalError`. Visitors of pages who need a token are redirected to
+    the login."""
     assert isinstance(error, RefusalError)
     if _is_api(request):
         return error.response()
@@ -138,12 +141,12 @@ def of_refusal(request: Request, error: Exception) -> Response:
 
 
 def status_of(error: AutotuneError) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     return next(status for kind, status in STATUS if isinstance(error, kind))
 
 
-def of_autotune(request: Request, error: Exception) -> Response:
-    """Handler of `AutotuneError`."""
+def handle_autotune_error(request: Request, error: Exception) -> Response:
+    """Return the response to an `AutotuneError`."""
     assert isinstance(error, AutotuneError)
     status = status_of(error)
     if not _is_api(request):
@@ -155,12 +158,12 @@ def of_autotune(request: Request, error: Exception) -> Response:
 
 
 def _is_api(request: Request) -> bool:
-    """Whether a program asks; at the other addresses there are pages."""
+    """Return whether the request is to the API; other addresses are pages."""
     return request.url.path.startswith("/api/")
 
 
 def _page(request: Request, status: int, error: Exception) -> Response:
-    """The page that shows an error, with the links that its caller may follow."""
+    """Return the page that shows an error, with the navigation for its caller."""
     from autotune.service.pages.rendering import render
 
     return render(
@@ -168,21 +171,21 @@ def _page(request: Request, status: int, error: Exception) -> Response:
     )
 
 
-async def of_http(request: Request, error: Exception) -> Response:
-    """Handler of the framework's errors: no such address, no such method."""
+async def handle_http_error(request: Request, error: Exception) -> Response:
+    """Return the response to an error of the framework: no such address, no such method."""
     assert isinstance(error, HTTPException)
-    kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
+    kind, message = _HTTP_ERRORS.get(error.status_code, ("http", str(error.detail)))
     if (
         error.status_code == 404
         and "text/html" in request.headers.get("accept", "")
         and not _is_api(request)
     ):
-        missing = AutotuneError(
+        error = AutotuneError(
             f"there is no page at {request.url.path[:200]}", remedy="start from the list of studies"
         )
-        with contextlib.suppress(RefusalError):  # a wrong token: shown as to a stranger
-            request.state.caller = await request.app.state.service.gate.recognize(request)
-        return _page(request, 404, missing)
+        with contextlib.suppress(RefusalError):  # a wrong token: show the page as to a stranger
+            request.state.caller = await request.app.state.service.gate.authenticate(request)
+        return _page(request, 404, error)
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     if error.status_code == 400:
         remedy = "send JSON in UTF-8, without deep nesting and with integers below 2^63"
@@ -191,32 +194,34 @@ async def of_http(request: Request, error: Exception) -> Response:
     )
 
 
-def of_validation(request: Request, error: Exception) -> JSONResponse:
-    """Handler of parameters of a wrong type or out of bounds; reports the first."""
+def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Return the response to invalid parameters; it reports the first error."""
     first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
     context = first.get("ctx", {})
-    place = [
+    field_path = [
         str(part)
         for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))
     ]
-    kind, given = str(first.get("type", "")), first.get("input")
-    if kind == "json_invalid":  # its place is a position in the text, which the message has
-        place = []
-    message = violated_rule({"msg": "a parameter is wrong", **first}, _OF_KIND)
-    # never markup
-    if kind not in (*_OF_KIND, "unknown_key", "quantity") and _WORD.fullmatch(str(given)):
-        message += f", but is {given!r}"
-    usual = "/openapi.json describes the parameters"
-    if kind in _OF_KIND and not place:
-        usual = "send a JSON object, with the header Content-Type: application/json"
-    remedy = context.get("remedy", usual)
-    # that of an unknown key is sought for those that are told
-    told = str(remedy() if callable(remedy) else remedy)
-    return error_response(422, "spec", message, field=".".join(place), remedy=told)
+    kind, value = str(first.get("type", "")), first.get("input")
+    if kind == "json_invalid":  # its location is a position in the text, which the message contains
+        field_path = []
+    message = violated_rule({"msg": "a parameter is wrong", **first}, _PROBLEM_TEXTS)
+    # only repeat harmless values, never markup
+    if kind not in (*_PROBLEM_TEXTS, "unknown_key", "quantity") and _ECHOED_VALUE.fullmatch(
+        str(value)
+    ):
+        message += f", but is {value!r}"
+    default_remedy = "/openapi.json describes the parameters"
+    if kind in _PROBLEM_TEXTS and not field_path:
+        default_remedy = "send a JSON object, with the header Content-Type: application/json"
+    remedy = context.get("remedy", default_remedy)
+    # a callable searches for the nearest key, which is only needed here
+    text = str(remedy() if callable(remedy) else remedy)
+    return error_response(422, "spec", message, field=".".join(field_path), remedy=text)
 
 
-def of_unexpected(request: Request, error: Exception) -> JSONResponse:
-    """Handler of unexpected exceptions."""
+def handle_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    """Return the response to an unexpected exception, and log its traceback."""
     log.error("unexpected error at %s", request.url.path, exc_info=error)
     return error_response(
         500,

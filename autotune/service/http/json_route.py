@@ -1,4 +1,4 @@
-"""Routes whose body is JSON that people write: a key that is given twice is rejected."""
+"""Routes with JSON bodies that people write: a repeated key is rejected."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from autotune.spec.texts.json_text import read_json
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        """The body. Raises `JSONDecodeError`, which FastAPI answers."""
+        """Return the body. Raises `JSONDecodeError`, which FastAPI handles."""
         return read_json(await self.body())
 
 
 @final
 class JsonRoute(APIRoute):
-    """For `APIRouter(route_class=JsonRoute)`."""
+    """A route whose handler reads JSON strictly, for `APIRouter(route_class=JsonRoute)`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The usual handler, of a request that reads its body so."""
+        """Return the usual handler, called with a request that reads JSON strictly."""
         handler = super().get_route_handler()
 
         async def strict(request: Request) -> Response:

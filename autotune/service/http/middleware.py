@@ -1,9 +1,9 @@
-"""Request guards: plain ASGI middleware that checks each request before the application reads it.
+"""Request guards: ASGI middleware that checks each request before the application reads it.
 
-Host      must be on the allow-list; a page of another site that rebinds its name to this address (DNS rebinding) still sends its own name
-body      is limited in size, counted as it arrives whatever Content-Length says, and must be complete in time, or the connection is closed
-response  gets security headers
-HEAD      is answered as GET is
+Host      must be an allowed name; a page of another site that rebinds its name to this address (DNS
+rebinding) still sends its own name body      is limited in size, counted as it arrives regardless
+of Content-Length, and must be complete in time; otherwise the connection is closed response  gets
+security headers HEAD      is answered like GET
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.spec.texts.as_text import format_duration
 
-_SECURITY = (
+_SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     # with no-referrer, browsers send `Origin: null` with the forms of our own pages
@@ -33,26 +33,26 @@ _POLICY = (
 
 
 WITHOUT_BODY = "autotune.without_body"
-"""in the scope of a request by HEAD: a stream then ends with its head"""
+"""key in the scope of a HEAD request, whose stream then ends after its head"""
 
 
 class RequestGuards:
-    """Middleware that checks requests and hardens responses."""
+    """Middleware that checks requests and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, *, options: ServiceOptions) -> None:
         self.app, self.options = app, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or refuses it."""
+        """Pass the request on, or reject it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         try:
             self._check_host(scope)
-            body = await self._body(scope, receive)
+            body = await self._read_body(scope, receive)
         except RefusalError as refusal:
             refusal.headers["Connection"] = "close"
-            await refusal.response()(scope, receive, _hardened(send))
+            await refusal.response()(scope, receive, _with_security_headers(send))
             return
 
         pending = [body]
@@ -60,7 +60,7 @@ class RequestGuards:
         async def replay() -> Message:
             return pending.pop() if pending else await receive()
 
-        await self.app(scope, replay, _hardened(send))
+        await self.app(scope, replay, _with_security_headers(send))
 
     def _check_host(self, scope: Scope) -> None:
         names = [value for name, value in scope["headers"] if name == b"host"]
@@ -73,18 +73,18 @@ class RequestGuards:
                 remedy="use the service's own address, or start the service with --allowed-host NAME",
             )
 
-    async def _body(self, scope: Scope, receive: Receive) -> Message:
-        """The whole body as one message. Raises `RefusalError` (413, 408)."""
-        most = self.options.max_body_bytes
-        large = RefusalError(
+    async def _read_body(self, scope: Scope, receive: Receive) -> Message:
+        """Return the whole body as one message. Raises `RefusalError` (413, 408)."""
+        max_bytes = self.options.max_body_bytes
+        too_large = RefusalError(
             413,
             "too_large",
-            f"a request body may have at most {most:,} bytes",
+            f"a request body may have at most {max_bytes:,} bytes",
             remedy="send a shorter body",
         )
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > most:
-            raise large
+        if not length.isdigit() or int(length) > max_bytes:
+            raise too_large
         chunks: list[bytes] = []
         size = 0
         try:
@@ -95,8 +95,8 @@ class RequestGuards:
                         return message
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
-                    if size > most:
-                        raise large
+                    if size > max_bytes:
+                        raise too_large
                     if not message.get("more_body"):
                         break
         except TimeoutError:
@@ -110,36 +110,36 @@ class RequestGuards:
 
 
 class HeadAsGet:
-    """Middleware that has HEAD answered wherever GET is, with the same head; the server leaves the
-    body out. The innermost."""
+    """Middleware that answers HEAD like GET, with the same head; the server omits the body. It must
+    be the innermost."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on as GET."""
+        """Pass a HEAD request on as GET."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        asked = {**scope, "method": "GET", WITHOUT_BODY: True}
+        get_scope = {**scope, "method": "GET", WITHOUT_BODY: True}
         try:
-            await self.app(asked, receive, send)
+            await self.app(get_scope, receive, send)
         finally:
             scope.update(
-                {name: value for name, value in asked.items() if name != "method"}
-            )  # the route, for the counts
+                {name: value for name, value in get_scope.items() if name != "method"}
+            )  # the route, which is a label of the request's metrics
 
 
 def allowed_host(host: str, options: ServiceOptions) -> bool:
-    """Whether `host` is a name of this service. Names of loopback count only when the service
+    """Return whether `host` is a name of this service. Loopback names only count if the service
     listens on loopback."""
     names: Iterable[str] = (options.host.strip("[]"), *options.allowed_hosts)
     return host in {name.lower() for name in names} or (options.on_loopback and is_loopback(host))
 
 
 def host_in(header: str) -> str:
-    """The host in a Host header, in lower case and without port; empty when the header is
-    malformed."""
+    """Return the host in a Host header, in lower case and without port; an empty text if the header
+    is malformed."""
     text = header.strip().lower()
     if text.startswith("["):
         address, bracket, port = text[1:].partition("]")
@@ -148,12 +148,14 @@ def host_in(header: str) -> str:
     return name if not port or port.isdigit() else ""
 
 
-def _hardened(send: Send) -> Send:
+def _with_security_headers(send: Send) -> Send:
+    """Return a `send` that adds security headers to the response."""
+
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers: list[Any] = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
-            headers += [pair for pair in _SECURITY if pair[0] not in present]
+            headers += [pair for pair in _SECURITY_HEADERS if pair[0] not in present]
             if b"content-security-policy" not in present:
                 headers.append((b"content-security-policy", _POLICY))
             if b"cache-control" not in present:

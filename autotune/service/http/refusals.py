@@ -1,9 +1,9 @@
-"""Refused requests in the audit log: who sent which request from where, and why it was refused. The
-outermost middleware.
+"""Rejected requests in the audit log: who sent which request from where, and why it was rejected.
+The outermost middleware.
 
-Strangers can cause any number of refusals, so a rate limit applies: `AUDIT_RATE` allows 100 lines
-at once and then one every 20 s, less than a megabyte a day. Each line counts the refusals that were
-left out before it. Tokens, bodies, queries and other headers are never written.
+Strangers can cause any number of rejections, so a rate limit applies: `AUDIT_RATE` allows 100 lines
+at once and then one every 20 s, less than a megabyte a day. Each line has the number of rejections
+omitted before it. Tokens, bodies, queries and other headers are never recorded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ AUDITED = {
     421: "host",
     429: "rate_limited",
 }
+"""reasons to record, by HTTP status"""
 AUDIT_RATE = Rate(per_s=0.05, burst=100)
-LONGEST_PATH = 200
+MAX_PATH = 200
+"""longest recorded path, characters"""
 STRANGER = "stranger"
+"""actor of requests without a valid token"""
 
 
 class Refusals:
-    """Middleware that writes refusals to the audit log."""
+    """Middleware that records rejected requests in the audit log."""
 
     def __init__(
         self, app: ASGIApp, *, store: AuditLog, monotonic: Callable[[], float] = time.monotonic
@@ -46,16 +49,16 @@ class Refusals:
         self._omitted = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, and writes a line when the response is a refusal."""
+        """Handle the request, and record it if the response is a rejection."""
         status = 0
 
-        async def watching(message: Message) -> None:
+        async def send_and_keep_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
-        await self.app(scope, receive, watching)
+        await self.app(scope, receive, send_and_keep_status)
         if status in AUDITED:
             await self._record(scope, status)
 
@@ -67,7 +70,7 @@ class Refusals:
             "status": status,
             "reason": AUDITED[status],
             "method": scope["method"][:20],
-            "path": scope["path"][:LONGEST_PATH],
+            "path": scope["path"][:MAX_PATH],
             "address": (scope.get("client") or ("",))[0],
             "untold": self._omitted,
         }
@@ -76,7 +79,7 @@ class Refusals:
         try:
             await run_in_threadpool(self._store.record_audit, actor, "refused", "", data)
         except StoreError as error:
-            # the response is sent already; the next line counts this refusal
+            # the response is already sent; the next line counts this rejection
             log.warning("a rejected request could not be written to the audit log: %s", error)
             self._omitted += 1
             return

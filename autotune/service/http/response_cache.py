@@ -1,12 +1,12 @@
-"""Response cache, invalidated by study revision: many clients poll the same few studies, and most
-polls find nothing new.
+"""A response cache keyed by study revision: many clients poll the same few studies, and most polls
+find nothing new.
 
     fresh response (younger than `FRESH_S`)    sent again without a query
-    older response                             the study's revision is read (two indexed rows); the response is made anew only if it changed
-    `invalidate`                               called after each change through this service: no older response is sent without that query
+    older response                             the study's revision is read (two indexed rows); the response is recomputed only if it changed
+    `invalidate`                               called after each change through this service: older responses are then checked first
 
-A change by another process therefore shows after `FRESH_S` at the latest. Requests that come while
-a response is being made wait for that one computation. Responses carry an ETag (RFC 9110, section
+A change by another process is therefore visible after at most `FRESH_S`. Requests that arrive while
+a response is being computed wait for that computation. Responses have an ETag (RFC 9110, section
 8.8.3): a client that already has the response gets 304 Not Modified.
 """
 
@@ -25,25 +25,27 @@ from starlette.responses import Response
 from autotune.ports import Revision, StudyReader
 
 FRESH_S = 0.1
+"""time for which a response is sent again without a query, seconds"""
 MAX_BYTES = 64 << 20
-"""total size of the cached bodies; the one that was checked longest ago is dropped first"""
+"""total size of the cached bodies, bytes; the one whose last check is longest ago is dropped
+first"""
 _HEADERS = {"Cache-Control": "private, no-cache"}
 
 CacheKey = tuple[str, str]
-"""(kind of response, study as the client names it)"""
+"""(kind of response, study as given in the request)"""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """A response body and the revision of the study that it was made from."""
+    """A response body, and the study's revision from which it was computed."""
 
     revision: Revision
     body: bytes
     etag: str
 
     def response(self, if_none_match: str | None) -> Response:
-        """The response to a request with that If-None-Match header: 304 when the client already has
-        this body."""
+        """Return the response to a request with this If-None-Match header; 304 if the client
+        already has this body."""
         headers = {**_HEADERS, "ETag": self.etag}
         tags = if_none_match.split(",") if if_none_match else []
         if any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in tags):
@@ -53,14 +55,14 @@ class CachedResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Computation:
-    """A response that is being checked or made."""
+    """A response that is being checked or computed."""
 
     started_s: float
     task: asyncio.Task[CachedResponse]
 
 
 class ResponseCache:
-    """Belongs to one event loop; only `invalidate` may be called from other threads."""
+    """The cache. Use it in one event loop; only `invalidate` may be called from other threads."""
 
     def __init__(
         self, store: StudyReader, *, monotonic: Callable[[], float] = time.monotonic
@@ -72,7 +74,7 @@ class ResponseCache:
         self._invalidated_s = float("-inf")
 
     async def get(self, study: str, kind: str, make: Callable[[str], bytes]) -> CachedResponse:
-        """The response of that kind for the study (id, name or start of the id); `make(id)`
+        """Return the response of this kind for a study (id, prefix of the id, or name). `make(id)`
         computes its body. Raises the store's errors."""
         key = (kind, study)
         cached, checked_s = self._entries.get(key, (None, float("-inf")))
@@ -89,12 +91,12 @@ class ResponseCache:
             )
             self._computations[key] = computation
             computation.task.add_done_callback(_retrieve_error)
-        # one client that disconnects does not cancel it for the others
+        # shielded, so that a client that disconnects does not cancel it for other clients
         return await asyncio.shield(computation.task)
 
     def invalidate(self) -> None:
-        """A study was changed: from now on each response is checked against its study's revision
-        before it is sent."""
+        """Check each cached response against its study's revision before it is sent again, because
+        a study was changed."""
         self._invalidated_s = self._monotonic()
 
     async def _refresh(
@@ -113,7 +115,7 @@ class ResponseCache:
     def _compute(
         self, study: str, cached: CachedResponse | None, make: Callable[[str], bytes]
     ) -> CachedResponse:
-        # read before the body is made, so that a body is never taken for newer
+        # read the revision before the body is made, so that a body is never considered newer than it is
         revision = self._store.revision(study)
         if cached is not None and cached.revision == revision:
             return cached
@@ -123,8 +125,8 @@ class ResponseCache:
         )
 
     def _keep(self, key: CacheKey, response: CachedResponse, started_s: float) -> None:
-        before, _ = self._entries.pop(key, (None, 0.0))
-        self._bytes += len(response.body) - (len(before.body) if before else 0)
+        replaced, _ = self._entries.pop(key, (None, 0.0))
+        self._bytes += len(response.body) - (len(replaced.body) if replaced else 0)
         self._entries[key] = (response, started_s)
         while self._bytes > MAX_BYTES:
             _, (oldest, _) = self._entries.popitem(last=False)
@@ -132,6 +134,6 @@ class ResponseCache:
 
 
 def _retrieve_error(task: asyncio.Task[CachedResponse]) -> None:
-    """Marks the task's error as retrieved: all clients that waited for it may have gone."""
+    """Mark the task's error as retrieved, because all clients that waited for it may be gone."""
     if not task.cancelled():
         task.exception()

@@ -1,26 +1,22 @@
-"""Submitted specs: read strictly, and restricted to what this service allows.
+"""Submitted specs: strict reading, and restriction to what this service allows.
 
-A submitted spec may name allowed runners with harmless options, allowed trainers, and data in the
-allowed folders. Of a trainer's options it may set what `autotune.service.http.specs` allows:
-programs only with the `run` scope, an environment never. `autotune.schema` refuses paths of models
-and spaces, and models that a caller's code builds, before that.
+A submitted spec may use allowed runners with harmless options, allowed trainers, and data in the
+service's data folders. `autotune.schema` already rejects paths of models and spaces, and models
+that a caller's code builds.
 
-Allowed folders: files that a spec names must lie in one of them once all links are followed.
+Files must lie in an allowed folder once all links are followed. A rejected path gets the same error
+whether it lies elsewhere or does not exist, so that specs cannot be used to search for files. Paths
+are stored with links resolved, so that links changed later have no effect.
 
-A path that is refused gets one answer, whether it lies elsewhere or does not exist, so that a spec
-cannot be used to look for files.
-
-What trainer options of a submitted spec may name: each option declares its `Reach`, and what is not
-declared is refused.
+Each trainer option declares its `Reach`, which decides who may set it:
 
     nothing                    numbers, flags and plain words       scope submit
     file, files                within a data folder (--data-root)   scope submit
     program                    within a program folder (--program-root)   scope run
-    argument, address          as they are                          scope run, on a service with a program folder
-    environment, undeclared    refused
+    argument, address          unchanged                            scope run, on a service with a program folder
+    environment, undeclared    rejected
 
-The `command` trainer runs any program and is never allowed. Paths are stored resolved, so that a
-link that is changed later leads nowhere else.
+The `command` trainer runs any program and is never allowed.
 """
 
 from __future__ import annotations
@@ -45,13 +41,13 @@ from autotune.trainers import Option, trainer
 from autotune.trainers.base.trainer_option import PYTHON, Reach
 
 JSON, YAML = "application/json", "application/yaml"
-MOST_YAML_BYTES = 1 << 16
-"""size of the largest spec in YAML: its parser takes seconds for larger ones"""
+MAX_YAML_BYTES = 1 << 16
+"""largest spec in YAML, bytes; parsing larger ones takes seconds"""
 
 
 def read_body(body: bytes, content_type: str) -> dict[str, Any]:
-    """The document in a request body. Raises `RefusalError` for another media type, `SpecError` for
-    a body that is not a mapping."""
+    """Return the document in a request body. Raises `RefusalError` for another media type, and
+    `SpecError` for a body that is not a mapping."""
     media = content_type.partition(";")[0].strip().lower()
     if media not in (JSON, YAML):
         raise RefusalError(
@@ -66,22 +62,22 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
         raise SpecError("the request is not UTF-8 text") from None
     if media == JSON:
         return _strict_json(text)
-    return parse_text(text, where="the request", what="study spec", most_yaml_bytes=MOST_YAML_BYTES)
+    return parse_text(text, where="the request", what="study spec", most_yaml_bytes=MAX_YAML_BYTES)
 
 
-def confined(
+def allowed_study(
     document: dict[str, Any],
     options: ServiceOptions,
     *,
     may_run: bool = False,
     only_plans: bool = False,
 ) -> Study:
-    """The study of the document, if this service allows it. `may_run`: whether the caller may have
-    programs run (scope run). `only_plans`: no trial will run and no data be read, so that any
-    runner and data may be named.
+    """Return the document's study, if this service allows it. `may_run`: whether the caller may
+    start programs (scope run). `only_plans`: no trial will run and no data be read, so any runner
+    and data are allowed.
 
-    Raises `RefusalError` for what the caller's scope does not include, and `SpecError` (or another
-    `AutotuneError`) that names the field.
+    Raises `RefusalError` if the caller's scope is insufficient, and `SpecError` or another
+    `AutotuneError` with the field for other reasons.
     """
     from autotune.api import load_study
 
@@ -95,10 +91,12 @@ def confined(
                 remedy=f"choose one of {', '.join(sorted(options.trainers))}; on your own machine `autotune tune` runs any trainer",
                 field="trainer",
             )
-        study = replace(study, trainer_options=confined_options(study, options, may_run=may_run))
+        study = replace(
+            study, trainer_options=allowed_trainer_options(study, options, may_run=may_run)
+        )
         if study.data is None or only_plans:
             return study
-        return replace(study, data=str(_data(study.data, options)))
+        return replace(study, data=str(_data_file(study.data, options)))
 
 
 def _check_runner(study: Study, options: ServiceOptions) -> None:
@@ -126,9 +124,9 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
             )
 
 
-def _data(text: str, options: ServiceOptions) -> Path:
-    """The file, with links resolved, if it lies in an allowed folder. The error is the same for a
-    file elsewhere and for one that does not exist."""
+def _data_file(text: str, options: ServiceOptions) -> Path:
+    """Return the data file with links resolved, if it lies in an allowed folder. Raises the same
+    `SpecError` for a file elsewhere and for a missing file."""
     path = find_within(text, options.data_roots)
     if path is not None and path.is_file():
         return path
@@ -145,7 +143,7 @@ def _data(text: str, options: ServiceOptions) -> Path:
 def _strict_json(text: str) -> ReadDocument:
     source = SourceText(text=text)
     try:
-        document = read_json(text, parse_constant=_no_constant)
+        document = read_json(text, parse_constant=_reject_constant)
     except SpecError:
         raise
     except RecursionError:
@@ -167,30 +165,30 @@ def _strict_json(text: str) -> ReadDocument:
     return read
 
 
-def _no_constant(word: str) -> Any:
+def _reject_constant(word: str) -> Any:
     raise SpecError(f"JSON has no number {word}")
 
 
 def find_within(
     text: str, roots: Iterable[Path], *, partial: bool = False, as_named: bool = False
 ) -> Path | None:
-    """The file or folder `text`, relative to one of the folders or absolute; None where no allowed
-    folder has it.
+    """Return the file or folder `text`, relative to one of the folders or absolute; None if it is
+    in no allowed folder.
 
-    `partial`: it may also be the beginning of the names of files (`corpus` for `corpus.bin` and
-    `corpus.idx`). `as_named`: a link is not followed in the last part of the path: the interpreter
-    of a virtual environment is a link to another folder.
+    `partial`: `text` may also be the prefix of file names (`corpus` for `corpus.bin` and
+    `corpus.idx`). `as_named`: do not follow a link in the last part of the path, because the
+    interpreter of a virtual environment is a link to another folder.
     """
     if "\0" in text:
         return None
     for root in roots:
         try:
             base = root.resolve()
-            named = base / text
+            joined = base / text
             path = (
-                named.parent.resolve() / named.name
-                if as_named and named.name != ".."
-                else named.resolve()
+                joined.parent.resolve() / joined.name
+                if as_named and joined.name != ".."
+                else joined.resolve()
             )
             if not path.is_relative_to(base):
                 continue
@@ -208,7 +206,7 @@ def find_within(
 
 
 def _literal(name: str) -> str:
-    """The name as a pattern that matches nothing else."""
+    """Return a glob pattern that only matches the name."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
@@ -221,27 +219,29 @@ _NEEDS_RUN = {
 }
 
 
-def confined_options(study: Study, options: ServiceOptions, *, may_run: bool) -> dict[str, Any]:
-    """The study's trainer options with resolved paths. `may_run`: whether the caller may start
-    programs (scope run).
+def allowed_trainer_options(
+    study: Study, options: ServiceOptions, *, may_run: bool
+) -> dict[str, Any]:
+    """Return the study's trainer options with resolved paths. `may_run`: whether the caller may
+    start programs (scope run).
 
-    Raises `RefusalError` (403) for what needs the scope run, `SpecError` for the rest; both name
-    the field.
+    Raises `RefusalError` (403) for options that need the scope run, and `SpecError` for other
+    reasons; both name the field.
     """
-    known = {option.name: option for option in trainer(study.trainer).options}
-    found = dict(study.trainer_options)
+    options_by_name = {option.name: option for option in trainer(study.trainer).options}
+    allowed = dict(study.trainer_options)
     for name, value in study.trainer_options.items():
-        option = known[name]
+        option = options_by_name[name]
         if value != option.default:
-            found[name] = _confined(option, value, options, may_run)
-    return found
+            allowed[name] = _allowed_value(option, value, options, may_run)
+    return allowed
 
 
-def _confined(option: Option, value: Any, options: ServiceOptions, may_run: bool) -> Any:
+def _allowed_value(option: Option, value: Any, options: ServiceOptions, may_run: bool) -> Any:
     field = f"trainer.{option.name}"
     match option.reach:
         case Reach.NOTHING:
-            if any(not _WORD.fullmatch(text) for text in _texts(value)):
+            if any(not _WORD.fullmatch(text) for text in _strings(value)):
                 raise SpecError(
                     f"{option.name} must be a plain word, but is {value!r:.80}", field=field
                 )
@@ -252,13 +252,13 @@ def _confined(option: Option, value: Any, options: ServiceOptions, may_run: bool
         case Reach.PROGRAM | Reach.ARGUMENT | Reach.ADDRESS:
             _check_may_run(option, options, may_run)
             return _program(str(value), option, options) if option.reach is Reach.PROGRAM else value
-    what = (
+    reason = (
         "sets variables of the environment"
         if option.reach
         else "does not declare whether it refers to files or programs"
     )
     raise SpecError(
-        f"a service does not allow the option {option.name}, because it {what}",
+        f"a service does not allow the option {option.name}, because it {reason}",
         remedy="omit the option, or run the study on your own machine with `autotune tune`",
         field=field,
     )
@@ -314,14 +314,14 @@ def _folders_remedy(flag: str, roots: Sequence[Path]) -> str:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value, keys included, except empty ones."""
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all nonempty strings in a value, including keys."""
     if isinstance(value, str) and value:
         yield value
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield str(key)
-            yield from _texts(inner)
+            yield from _strings(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            yield from _strings(inner)

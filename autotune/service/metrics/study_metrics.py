@@ -1,18 +1,14 @@
-"""Metrics of a running study, exported through Ray for the dashboards in `dashboards/grafana`.
-`dashboards/prometheus/metrics.yaml` lists the names.
+"""Metrics of a running study, exported through Ray for the dashboards in `dashboards/grafana`, and
+Prometheus metrics of the service itself. `dashboards/prometheus/metrics.yaml` lists the names.
 
-Where the process is not connected to Ray, nothing is exported; the service's own /metrics and the
-results database hold the same facts.
+A study's metrics are only exported if its process is connected to Ray; the service's own /metrics
+and the results database have the same facts. Ray drops a gauge that was not set for two of its
+report intervals (10 s each), so a thread sets each gauge's last value repeatedly.
 
-Ray forgets a gauge that was not set for two of its report intervals (10 s each), so a thread sets
-the last value of each again and again.
-
-Prometheus metrics of the service itself: requests by route and status, response times, and counts
-from the store at each scrape.
-
-Labels hold routes, never full paths: no name or token becomes a label. The ids of studies do only
-while they are active, so that their number stays bounded. They come from the store, so they are
-there however the studies are run.
+The service's metrics are requests by route and status, response times, and counts from the store at
+each scrape, for studies on any runner. Labels are routes, never full paths, so that no name or
+token becomes a label. Study ids are labels only while the studies are active, which bounds their
+number.
 """
 
 from __future__ import annotations
@@ -31,8 +27,9 @@ from autotune.spec import FailureKind, StudyStatus, TrialStatus
 from autotune.study.progress import BestChanged, LoopEvent, StudyOpened, TrialEnded, TrialStepped
 
 STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""bounds of the histogram of step times, seconds"""
 REPEAT_S = 5.0
-"""time after which gauges are set again, half of Ray's report interval"""
+"""interval at which gauges are set again, seconds; half of Ray's report interval"""
 GAUGES = {
     "autotune_tokens_per_second_per_gpu": "Throughput of the running trial",
     "autotune_mfu": "Model FLOPs utilization of the running trial, 0 to 1",
@@ -42,20 +39,20 @@ GAUGES = {
 
 
 class StudyMetrics:
-    """The metrics of one study; `on_event` is what the loop calls. As a context manager it keeps
-    the gauges alive."""
+    """The metrics of one study. Pass `on_event` to the loop; as a context manager, it keeps the
+    gauges alive."""
 
     def __init__(
         self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None
     ) -> None:
-        """`connected`: whether metrics can be exported. `kinds`: an object with Counter, Gauge and
-        Histogram (default: Ray's)."""
+        """`connected`: returns whether metrics can be exported. `kinds`: an object with Counter,
+        Gauge and Histogram (default: Ray's)."""
         self._study = study
         self._connected = connected or _is_connected_to_ray
         self._kinds = kinds
-        self._made: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
         self._last: dict[str, float] = {}
-        """the last value of each gauge"""
+        """last value of each gauge"""
         self._warmup_steps = 0
         self._closing = threading.Event()
 
@@ -67,7 +64,7 @@ class StudyMetrics:
         self._closing.set()
 
     def repeat(self) -> None:
-        """Sets every gauge to its last value again."""
+        """Set every gauge to its last value again."""
         for name, value in list(self._last.items()):
             self._metric(name).set(value, tags={"study": self._study})
 
@@ -76,7 +73,7 @@ class StudyMetrics:
             self.repeat()
 
     def on_event(self, event: LoopEvent) -> None:
-        """Takes one event of the loop."""
+        """Update the metrics for one event of the loop."""
         if isinstance(event, StudyOpened):
             self._warmup_steps = event.record.study.measure.warmup_steps
         if not self._connected():
@@ -113,9 +110,9 @@ class StudyMetrics:
             self._metric(name).set(float(value), tags={"study": self._study})
 
     def _metric(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
+        if name not in self._metrics:
+            self._metrics[name] = self._make(name)
+        return self._metrics[name]
 
     def _make(self, name: str) -> Any:
         if self._kinds is None:
@@ -138,12 +135,13 @@ def _is_connected_to_ray() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+REQUEST_BOUNDS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""bounds of the histogram of response times, seconds"""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Counters:
-    """The metrics of one service, in a registry of its own."""
+    """The metrics of one service, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -154,7 +152,7 @@ class Counters:
             registry=self.registry,
         )
         self.seconds = Histogram(
-            "autotune_service_request_seconds", "Time until the response is complete", ["route"], buckets=SECONDS,
+            "autotune_service_request_seconds", "Time until the response is complete", ["route"], buckets=REQUEST_BOUNDS_S,
             registry=self.registry,
         )  # fmt: skip
         self._studies = self._gauge("studies", "Studies by status", "status")
@@ -173,13 +171,13 @@ class Counters:
     def text(
         self,
         health: Mapping[str, Any],
-        found: Statistics | None,
+        statistics: Statistics | None,
         active: Sequence[StudyRecord],
         *,
         streams: int,
     ) -> bytes:
-        """The metrics in Prometheus' text format. `health`: the health document. `found`: None
-        while the store cannot be read."""
+        """Return the metrics in Prometheus' text format. `health`: the health document.
+        `statistics`: counts from the store; None if it cannot be read."""
         self._checks.clear()
         for check, state in health["checks"].items():
             self._checks.labels(check).set(state == "ok")
@@ -187,22 +185,24 @@ class Counters:
         self._streams.set(streams)
         for gauge in (self._studies, self._trials, self._failures, self._study_trials):
             gauge.clear()
-        if found is not None:
-            _fill(self._studies, StudyStatus, found.studies)
-            _fill(self._trials, TrialStatus, found.trials)
-            _fill(self._failures, FailureKind, found.failures)
+        if statistics is not None:
+            _set_counts(self._studies, StudyStatus, statistics.studies)
+            _set_counts(self._trials, TrialStatus, statistics.trials)
+            _set_counts(self._failures, FailureKind, statistics.failures)
             for record in active:
-                _fill(self._study_trials, TrialStatus, record.trial_counts, record.id)
-            self._running.set(found.leased)
+                _set_counts(self._study_trials, TrialStatus, record.trial_counts, record.id)
+            self._running.set(statistics.leased)
         return generate_latest(self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"autotune_service_{name}", text, labels, registry=self.registry)
 
 
-def _fill(gauge: Gauge, kinds: Iterable[str], counts: Mapping[str, int], *labels: str) -> None:
-    """Sets a count for every kind, 0 included: a rise from nothing to 1 is a rise only where the 0
-    was seen."""
+def _set_counts(
+    gauge: Gauge, kinds: Iterable[str], counts: Mapping[str, int], *labels: str
+) -> None:
+    """Set the count of every kind, including 0: Prometheus only detects a rise from 0 to 1 if it
+    has scraped the 0."""
     for kind in dict.fromkeys((*map(str, kinds), *counts)):
         gauge.labels(*labels, kind).set(counts.get(kind, 0))
 
@@ -214,19 +214,19 @@ class CountRequests:
         self.app, self.counters = app, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on and counts its response."""
+        """Handle the request, and count and time its response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began, status = time.perf_counter(), [500]
 
-        async def counting(message: Message) -> None:
+        async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status[0] = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, counting)
+            await self.app(scope, receive, send_and_count)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "other"

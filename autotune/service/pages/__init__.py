@@ -1,16 +1,16 @@
 """The web pages, rendered from the templates of `dashboards/web`.
 
-    across_studies.py  the list of studies, the best of all history, studies or trials side by side
+    across_studies.py  the list of studies, the best configs of all history, studies or trials side by side
     study_page.py      one study, its report, its buttons, its configs in another order
     study_actions.py   notes, tags, deleting          login.py         login and logout
     plan_page.py       a plan of a model and a cluster
     submit_page.py     a new study                    export_page.py   a launch of a trainer
     trial_page.py      one trial                      trial_table.py   the trials of a study, sorted and filtered
-    rendering.py       templates and filters          visits.py        who asks, forms, what an action did
-    static_files.py    style sheet and script
+    rendering.py       templates and filters          page_requests.py callers, forms, messages after actions
+    static_files.py    style sheets and scripts
 
-The only script, `live.js`, keeps the page of a running study current by its event stream; without
-scripts the page reloads itself every few seconds.
+`live.js` updates the page of a running study from its event stream; without scripts, the page
+reloads every few seconds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pages across studies: the list of studies with filters, the best configurations of all history,
-and studies or trials of a study side by side."""
+"""Pages across studies: the list of studies with filters, the best configs of all history, and
+studies or trials of a study side by side."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autotune.results.answers import is_left, trial_of
 from autotune.results.best_known import best_known
 from autotune.results.question import Question
 from autotune.service.http.service_state import TheService
+from autotune.service.pages.page_requests import REFRESH_S, Visitor, message_in, parse_trial_number
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import REFRESH_S, Visitor, said, trial_number
 from autotune.spec import StudyStatus, config_label
 from autotune.spec.checks import member_of
 from autotune.spec.study import METRICS
@@ -27,9 +27,9 @@ from autotune.spec.study import METRICS
 router = APIRouter()
 
 PAGE = 50
-"""studies on a page of the list"""
-SHOWN = 50
-"""configs on the page of the best"""
+"""studies per page of the list"""
+MAX_CONFIGS = 50
+"""maximum number of configs on the page of the best configs"""
 PERIODS_DAYS: Mapping[str, str] = {
     "": "at any time",
     "1": "today",
@@ -37,76 +37,90 @@ PERIODS_DAYS: Mapping[str, str] = {
     "30": "in the last 30 days",
     "365": "in the last year",
 }
-"""choices of the filter by time"""
-MOST_DAYS = 36_500
-MOST_STUDIES, MOST_TRIALS = 4, 6
-"""columns side by side"""
-LISTED = 50
-"""newest studies that can be chosen from a list"""
+"""choices of the filter by time, in days"""
+MAX_DAYS = 36_500
+"""largest value of the filter by time, days"""
+MAX_STUDIES, MAX_TRIALS = 4, 6
+"""maximum number of studies and of trials to show side by side"""
+MAX_LISTED = 50
+"""number of newest studies in the list to choose from"""
 
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    """The list of studies."""
+    """Redirect to the list of studies."""
     return RedirectResponse("/studies", status_code=303)
 
 
 @router.get("/studies")
 def studies(request: Request, service: TheService, caller: Visitor) -> Response:
-    """Studies, newest first."""
-    asked = {
+    """List studies, newest first."""
+    filters_given = {
         name: request.query_params.get(name, "")[:200]
         for name in ("status", "model", "cluster", "owner", "tag")
     }
-    status = member_of("status", asked["status"], StudyStatus) if asked["status"] else None
-    number = request.query_params.get("page", "1")
-    at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
-    filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
-    found = service.store.studies(
-        status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters
+    status = (
+        member_of("status", filters_given["status"], StudyStatus)
+        if filters_given["status"]
+        else None
     )
-    judged = (api.with_current_verdict(service.store, record) for record in found[:PAGE])
+    number = request.query_params.get("page", "1")
+    page = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
+    exact_filters: dict[str, Any] = {
+        name: value for name, value in filters_given.items() if name != "status"
+    }
+    records = service.store.studies(
+        status=status, limit=PAGE + 1, offset=PAGE * max(0, page - 1), **exact_filters
+    )
+    current = (api.with_current_verdict(service.store, record) for record in records[:PAGE])
     return render(
         "studies.html",
-        said=said(request),
+        said=message_in(request),
         caller=caller,
-        asked=asked,
+        asked=filters_given,
         wanted=status,
-        page=at,
+        page=page,
         statuses=list(StudyStatus),
         refresh=REFRESH_S,
         studies=[
-            api.study_document(record, is_left=is_left(service.store, record)) for record in judged
+            api.study_document(record, is_left=is_left(service.store, record)) for record in current
         ],
-        more=len(found) > PAGE,
+        more=len(records) > PAGE,
     )
 
 
 @router.get("/best")
 async def best(request: Request, service: TheService, caller: Visitor) -> Response:
-    """The best configs across all history. Where nothing was measured, it shows the nearest known
-    workload or the cost model's ranking, and says so."""
+    """Show the best configs across all history. If nothing was measured, show the nearest known
+    workload or the cost model's ranking, and say so."""
     names = ("model", "cluster", "num_gpus", "trainer", "runner", "days", "metric")
-    asked = {name: request.query_params.get(name, "")[:200] for name in names}
-    days = _number(asked, "days")
-    question = Question(
-        model=asked["model"],
-        cluster=asked["cluster"],
-        trainer=asked["trainer"],
-        runner=asked["runner"],
-        metric=asked["metric"],
-        num_gpus=_number(asked, "num_gpus"),
-        measured_after=datetime.now(UTC) - timedelta(days=min(days, MOST_DAYS)) if days else None,
+    parameters = {name: request.query_params.get(name, "")[:200] for name in names}
+    days = _parse_number(parameters, "days")
+    query = Question(
+        model=parameters["model"],
+        cluster=parameters["cluster"],
+        trainer=parameters["trainer"],
+        runner=parameters["runner"],
+        metric=parameters["metric"],
+        num_gpus=_parse_number(parameters, "num_gpus"),
+        measured_after=datetime.now(UTC) - timedelta(days=min(days, MAX_DAYS)) if days else None,
     )
-    answer = await service.plan(caller, lambda: best_known(service.store, question, top=SHOWN))
+    ranking = await service.run_heavy(
+        caller, lambda: best_known(service.store, query, top=MAX_CONFIGS)
+    )
     return render(
-        "best.html", caller=caller, asked=asked, metrics=METRICS, periods=PERIODS_DAYS, **answer
+        "best.html",
+        caller=caller,
+        asked=parameters,
+        metrics=METRICS,
+        periods=PERIODS_DAYS,
+        **ranking,
     )
 
 
-def _number(asked: dict[str, str], name: str) -> int | None:
-    """The whole number that was asked for; None where nothing was. Raises `SpecError`."""
-    text = asked[name].strip()
+def _parse_number(parameters: dict[str, str], name: str) -> int | None:
+    """Parse a whole number from a query parameter; None for an empty text. Raises `SpecError`."""
+    text = parameters[name].strip()
     if text and not (text.isascii() and text.isdigit() and int(text[:10]) > 0 and len(text) < 10):
         raise SpecError(
             f"{name} must be a whole number, 1 or more, but is {text[:40]!r}", field=name
@@ -116,24 +130,32 @@ def _number(asked: dict[str, str], name: str) -> int | None:
 
 @router.get("/compare")
 def compare_studies(request: Request, service: TheService, caller: Visitor) -> Response:
-    """Studies side by side, and a form to choose them."""
-    asked = _distinct(
+    """Show studies side by side, with a form to choose them."""
+    names = _distinct(
         [name[:200] for name in request.query_params.getlist("study") if name],
-        MOST_STUDIES,
+        MAX_STUDIES,
         "studies",
     )
-    found = [service.views.result(name) for name in asked]
+    results = [service.views.result(name) for name in names]
     return render(
         "compare_studies.html",
         caller=caller,
-        most=MOST_STUDIES,
-        heads=[{"label": f.record.study.name, "url": f"/studies/{f.record.id}"} for f in found],
-        chosen=[f.record.id for f in found],
+        most=MAX_STUDIES,
+        heads=[
+            {"label": result.record.study.name, "url": f"/studies/{result.record.id}"}
+            for result in results
+        ],
+        chosen=[result.record.id for result in results],
         listed={
             r.id: r.study.name
-            for r in (*(f.record for f in found), *service.store.studies(limit=LISTED))
+            for r in (
+                *(result.record for result in results),
+                *service.store.studies(limit=MAX_LISTED),
+            )
         },
-        compared=side_by_side([study_facts(f) for f in found]) if len(found) > 1 else None,
+        compared=side_by_side([study_facts(result) for result in results])
+        if len(results) > 1
+        else None,
     )
 
 
@@ -141,10 +163,12 @@ def compare_studies(request: Request, service: TheService, caller: Visitor) -> R
 def compare_trials(
     study_id: str, request: Request, service: TheService, caller: Visitor
 ) -> Response:
-    """Trials of a study side by side. Without numbers: the best and the baseline."""
+    """Show trials of a study side by side. Without numbers: the best trial and the baseline."""
     words = " ".join(request.query_params.getlist("trial"))
     numbers = _distinct(
-        [trial_number(word) for word in re.split(r"[\s,]+", words) if word], MOST_TRIALS, "trials"
+        [parse_trial_number(word) for word in re.split(r"[\s,]+", words) if word],
+        MAX_TRIALS,
+        "trials",
     )
     result = service.views.result(study_id)
     chosen = numbers or list(
@@ -163,11 +187,12 @@ def compare_trials(
     )
 
 
-def _distinct(values: list[Any], most: int, what: str) -> list[Any]:
-    """The values, each once. Raises `SpecError` when they are too many to stand side by side."""
-    found = list(dict.fromkeys(values))
-    if len(found) > most:
+def _distinct(values: list[Any], most: int, noun: str) -> list[Any]:
+    """Return the values without duplicates. Raises `SpecError` if there are too many to show side
+    by side."""
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) > most:
         raise SpecError(
-            f"at most {most} {what} can be shown side by side, but {len(found)} were given"
+            f"at most {most} {noun} can be shown side by side, but {len(distinct)} were given"
         )
-    return found
+    return distinct

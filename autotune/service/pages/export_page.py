@@ -1,5 +1,5 @@
-"""A study's best config, or that of a trial, as a launch of a trainer: command, files, and an
-archive of them."""
+"""The export of a study's best config, or of a trial's config, as a launch of a trainer: command,
+files, and an archive of the files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from starlette.responses import Response
 from autotune.errors import AutotuneError
 from autotune.service.http.error_responses import status_of
 from autotune.service.http.service_state import TheService
+from autotune.service.pages.page_requests import Visitor, parse_trial_number
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import Visitor, trial_number
-from autotune.service.routes.studies import exported
+from autotune.service.routes.studies import export_document
 from autotune.temporary_folders import TemporaryFolder
 from autotune.trainers import Launch, trainer_names, write_launch
 from autotune.trainers.schedulers import SCHEDULERS
@@ -28,13 +28,13 @@ router = APIRouter()
 
 @router.get("/studies/{study_id}/export")
 async def export(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
-    """The launch, or what the trainer still needs to be told."""
+    """Show the launch, or which options the trainer still needs."""
     record = await run_in_threadpool(service.store.study, study_id)
-    asked = _asked(request, record.study.trainer)
+    parameters = _parameters(request, record.study.trainer)
     values: dict[str, Any] = {"launch": None, "error": None, "status": 200}
     try:
-        document = await service.plan(
-            caller, partial(exported, service, caller, record.id, *_arguments(asked))
+        document = await service.run_heavy(
+            caller, partial(export_document, service, caller, record.id, *_arguments(parameters))
         )
         values["launch"] = {**document, "command": command_of(document)}
     except AutotuneError as error:
@@ -43,7 +43,7 @@ async def export(study_id: str, request: Request, service: TheService, caller: V
         "export.html",
         caller=caller,
         study={"id": record.id, "name": record.study.name, "trainer": record.study.trainer},
-        asked=asked,
+        asked=parameters,
         trainers=trainer_names(),
         schedulers=list(SCHEDULERS),
         query=request.url.query,
@@ -55,37 +55,44 @@ async def export(study_id: str, request: Request, service: TheService, caller: V
 async def archive(
     study_id: str, request: Request, service: TheService, caller: Visitor
 ) -> Response:
-    """The files that `autotune export -o FOLDER` writes, as an archive."""
+    """Return an archive with the files that `autotune export -o FOLDER` writes."""
     record = await run_in_threadpool(service.store.study, study_id)
-    asked = _asked(request, record.study.trainer)
+    parameters = _parameters(request, record.study.trainer)
 
     def work() -> bytes:
-        return _archive(exported(service, caller, record.id, *_arguments(asked)))
+        return _archive(export_document(service, caller, record.id, *_arguments(parameters)))
 
     headers = {"Content-Disposition": f'attachment; filename="launch-{record.id}.zip"'}
-    return Response(await service.plan(caller, work), media_type="application/zip", headers=headers)
+    return Response(
+        await service.run_heavy(caller, work), media_type="application/zip", headers=headers
+    )
 
 
-def _asked(request: Request, trainer: str) -> dict[str, str]:
-    query = request.query_params
-    names = ("trainer", "on", "trial", "options")
-    asked = {name: query.get(name, "")[:2000] for name in names}
-    return asked | {"trainer": asked["trainer"] or trainer, "on": asked["on"] or "shell"}
+def _parameters(request: Request, trainer: str) -> dict[str, str]:
+    """Return the query parameters of an export, with defaults."""
+    parameters = {
+        name: request.query_params.get(name, "")[:2000]
+        for name in ("trainer", "on", "trial", "options")
+    }
+    return parameters | {
+        "trainer": parameters["trainer"] or trainer,
+        "on": parameters["on"] or "shell",
+    }
 
 
-def _arguments(asked: dict[str, str]) -> tuple[str, list[str], str, int | None]:
-    """Trainer, options as KEY=VALUE, scheduler and trial number. Raises `SpecError`."""
-    number = trial_number(asked["trial"]) if asked["trial"] else None
-    return asked["trainer"], asked["options"].split(), asked["on"], number
+def _arguments(parameters: dict[str, str]) -> tuple[str, list[str], str, int | None]:
+    """Return trainer, options as KEY=VALUE, scheduler and trial number. Raises `SpecError`."""
+    number = parse_trial_number(parameters["trial"]) if parameters["trial"] else None
+    return parameters["trainer"], parameters["options"].split(), parameters["on"], number
 
 
 def command_of(document: dict[str, Any]) -> str:
-    """The command line of the export's document, started in the folder of its files."""
-    return _launch_of(document).placed(".").command_line
+    """Return the command line of an exported launch, started in the folder of its files."""
+    return _launch(document).placed(".").command_line
 
 
-def _launch_of(document: dict[str, Any]) -> Launch:
-    """The launch of the export's document."""
+def _launch(document: dict[str, Any]) -> Launch:
+    """Return an exported document as a `Launch`."""
 
     parts = {name: document[name] for name in ("env", "files", "cwd", "python")}
     return Launch(
@@ -97,11 +104,12 @@ def _launch_of(document: dict[str, Any]) -> Launch:
 
 
 def _archive(document: dict[str, Any]) -> bytes:
+    """Return the launch's files as a zip archive."""
     packed = io.BytesIO()
     with (
         TemporaryFolder("export") as folder,
         zipfile.ZipFile(packed, "w") as file,
     ):
-        for path in write_launch(_launch_of(document), folder, job=document["job"]):
+        for path in write_launch(_launch(document), folder, job=document["job"]):
             file.write(path, Path("launch") / path.relative_to(folder), zipfile.ZIP_DEFLATED)
     return packed.getvalue()

@@ -1,5 +1,5 @@
-"""Rendering: the templates of `dashboards/web`, with the filters that they use. They escape all
-text that comes from studies."""
+"""Rendering of the templates in `dashboards/web`, with their filters, which escape all text from
+studies."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PAGES = (
     ("/compare", "Compare"),
     ("/submit", "New study"),
 )
-"""(address, name) of the links of the header; the last is for those who may submit"""
+"""(address, name) of the links in the header; the last is only for callers who may submit"""
 
 
 def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """The page of that template."""
+    """Return the page made from a template."""
     defaults: dict[str, Any] = {
         "caller": None,
         "refresh": 0,
@@ -58,23 +58,23 @@ def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
 def as_html(
     text: str, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> HTMLResponse:
-    """The response of that text, in which `?` replaces half characters from logs of programs."""
+    """Return an HTML response. `?` replaces lone surrogates, which logs of programs can contain."""
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status, headers=headers)
 
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The templates, with filters and global names."""
+    """Return the templates, with filters and global values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    templates = Environment(
         loader=FileSystemLoader(assets.dashboards() / "web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    templates.filters |= {
         "count": count_cell,
         "thousands": "{:,}".format,
         "bytes": bytes_cell,
@@ -91,14 +91,16 @@ def environment() -> Environment:
         "sentence": _sentence,
         "moment": lambda text: str(text or "")[:19].replace("T", " "),
     }
-    made.globals |= {
-        "style_mark": _mark("style.css"),
-        "figures_mark": _mark("figures.css"),
-        "script_mark": _mark("live.js"),
-        "submit_mark": _mark("submit.js"),
+    templates.globals |= {
+        "style_mark": _version_of_file("style.css"),
+        "figures_mark": _version_of_file("figures.css"),
+        "script_mark": _version_of_file("live.js"),
+        "submit_mark": _version_of_file("submit.js"),
+        "loopback": LOOPBACK,
+        "user": user_name(),
+        "pages": PAGES,
     }
-    made.globals |= {"loopback": LOOPBACK, "user": user_name(), "pages": PAGES}
-    return made
+    return templates
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -108,13 +110,14 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _sentence(text: str) -> Markup:
-    """The text as a sentence, in which what is between backticks is code."""
+    """Return the text as a sentence, with text between backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(sentence(text)))))
 
 
 _CODE = re.compile("`([^`]+)`")
 
 
-def _mark(name: str) -> str:
-    """Changes when the file does, so that browsers fetch it again."""
+def _version_of_file(name: str) -> str:
+    """Return a hash of a file, which its URL contains, so that browsers fetch a changed file
+    again."""
     return hashlib.sha256(assets.web_file(name).encode()).hexdigest()[:12]

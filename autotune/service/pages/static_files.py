@@ -1,5 +1,5 @@
-"""Style sheets and scripts of the pages. Their addresses carry a mark that changes with the file,
-so that browsers may keep them."""
+"""Style sheets and scripts of the pages. Their URLs contain a hash of the file, so that browsers
+can cache them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FILES: Mapping[str, str] = {
     "live.js": "text/javascript",
     "submit.js": "text/javascript",
 }
-"""media types of the files that are sent, by name"""
+"""media type of each file"""
 
 
 @router.get("/static/{name}")
 async def static_file(request: Request) -> Response:
-    """A style sheet or a script."""
+    """Return a style sheet or a script."""
     name = request.path_params["name"]
     if name not in FILES:
         raise HTTPException(404)

@@ -1,10 +1,10 @@
-"""The table of a study's trials: sorted, filtered and cut into pages by its address, so that a view
-of it can be shared.
+"""The table of a study's trials, which query parameters sort, filter and split into pages, so that
+a link shows the same view.
 
-    sort     a column, `-` before it for the largest first: number, config, status, predicted, measured, step, memory, runs, spent
+    sort     column, prefixed with `-` for descending order: number, config, status, predicted, measured, step, memory, runs, spent
     status   one status
-    where    knobs with their values (`tp=2 precision=bf16`), all of which must hold; other words are looked for in the config's short text
-    runs     `each`: a row for every run; else one for each config, with the figure of all its runs
+    where    knobs with their values (`tp=2 precision=bf16`), all of which must match; other words are searched in the config's label
+    runs     `each`: one row per run; otherwise one row per config, with the figures of all its runs
     page     from 1
 
 Trials without a value in the sorted column come last.
@@ -26,11 +26,11 @@ from autotune.spec import FIELDS, TrialPurpose, TrialStatus, config_label
 from autotune.spec.checks import member_of, nearest, one_of
 
 PAGE = 50
-"""trials of a page"""
-NOTE = 70
-"""characters of a note; the trial's own page holds the whole"""
-MOST_WORDS = 20
-"""words of a filter"""
+"""trials per page"""
+MAX_NOTE = 70
+"""longest note, characters; the trial's own page has the whole note"""
+MAX_WORDS = 20
+"""maximum number of words in a filter"""
 _Key = Callable[[ConfigRuns], Any]
 COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
     "number": ("#", True, lambda row: row.trial.number),
@@ -55,14 +55,14 @@ COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
     "runs": ("Runs", True, lambda row: len(row.runs)),
     "spent": ("Spent", True, lambda row: row.spent_s or None),
 }
-"""(heading, whether it is a number, value) by the name in the address"""
-NARROW = ("number", "config", "status", "measured")
-"""those that a phone shows"""
+"""(heading, whether the column has numbers, value) by the name in `sort`"""
+PHONE_COLUMNS = ("number", "config", "status", "measured")
+"""columns that a phone shows"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialQuery:
-    """What an address asks of the table."""
+    """The table's query parameters."""
 
     sort: str = "number"
     descending: bool = False
@@ -73,7 +73,8 @@ class TrialQuery:
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> TrialQuery:
-        """Of an address. Raises `SpecError` for a column or status that there is not."""
+        """Return the query with these parameters. Raises `SpecError` for an unknown column or
+        status."""
         sort = values.get("sort", "number")[:40] or "number"
         status, number = values.get("status", "")[:40], values.get("page", "1")
         is_number = number.isascii() and number.isdigit() and len(number) < 7
@@ -87,68 +88,72 @@ class TrialQuery:
         )
 
     def address(self, **changes: Any) -> str:
-        """The query of the address that asks the same but for the changes; without what is asked
-        anyway."""
+        """Return the URL query with these parameters and the changes, without default values."""
         sort = changes.get("sort", ("-" if self.descending else "") + self.sort)
-        asked = {
+        parameters = {
             "sort": sort if sort != "number" else "",
             "status": self.status,
             "where": self.where,
         }
-        asked["runs"] = "each" if changes.get("each_run", self.each_run) else ""
+        parameters["runs"] = "each" if changes.get("each_run", self.each_run) else ""
         page = changes.get("page", 1)
         return (
             "?"
-            + urlencode({k: v for k, v in {**asked, "page": page if page > 1 else ""}.items() if v})
+            + urlencode(
+                {k: v for k, v in {**parameters, "page": page if page > 1 else ""}.items() if v}
+            )
             + "#trials"
         )
 
 
 def trial_table(result: Result, query: TrialQuery) -> dict[str, Any]:
-    """The values of the template `trial_table.html`. Raises `SpecError` for a filter by a knob that
-    no config has."""
+    """Return the values of the template `trial_table.html`. Raises `SpecError` for a filter by an
+    unknown knob."""
     rows = (
         by_config(result.shown)
         if not query.each_run
         else [ConfigRuns(trial=t, runs=(t,)) for t in result.shown]
     )
-    found = _filtered(rows, query)
+    matching = _filtered(rows, query)
     _, _, key = COLUMNS[query.sort]
-    known = [(value, row) for row in found if (value := key(row)) is not None]
-    known.sort(key=lambda pair: (pair[0], pair[1].trial.number), reverse=query.descending)
-    order = [row for _, row in known] + [row for row in found if key(row) is None]
+    with_value = [(value, row) for row in matching if (value := key(row)) is not None]
+    with_value.sort(key=lambda pair: (pair[0], pair[1].trial.number), reverse=query.descending)
+    order = [row for _, row in with_value] + [row for row in matching if key(row) is None]
     pages = max(1, -(-len(order) // PAGE))
-    at = min(query.page, pages)
+    page = min(query.page, pages)
     best = result.best.number if result.best is not None else None
     return {
         "query": query,
         "heads": [_head(name, query) for name in COLUMNS],
-        "rows": [_row(row, best) for row in order[PAGE * (at - 1) : PAGE * at]],
+        "rows": [_row(row, best) for row in order[PAGE * (page - 1) : PAGE * page]],
         "found": len(order),
         "all": len(rows),
         "trials": len(result.shown),
         "other_runs": query.address(each_run=not query.each_run),
-        "first": PAGE * (at - 1) + 1,
+        "first": PAGE * (page - 1) + 1,
         "statuses": sorted({str(t.status) for t in result.shown}),
-        "page": at,
+        "page": page,
         "pages": pages,
-        "before": query.address(page=at - 1) if at > 1 else "",
-        "after": query.address(page=at + 1) if at < pages else "",
+        "before": query.address(page=page - 1) if page > 1 else "",
+        "after": query.address(page=page + 1) if page < pages else "",
     }
 
 
 def _head(name: str, query: TrialQuery) -> dict[str, Any]:
     heading, is_number, _ = COLUMNS[name]
     is_sorted = query.sort == name
-    down, sorting = is_number and name != "number", "none"
+    descending, sorting = is_number and name != "number", "none"
     if is_sorted:
-        down, sorting = not query.descending, "descending" if query.descending else "ascending"
+        descending, sorting = (
+            not query.descending,
+            "descending" if query.descending else "ascending",
+        )
     return {
         "name": heading,
         "is_number": is_number,
-        "is_wide": name not in NARROW,
+        "is_wide": name not in PHONE_COLUMNS,
         "sorting": sorting,
-        "address": query.address(sort=("-" if down else "") + name),
+        "address": query.address(sort=("-" if descending else "") + name),
     }
 
 
@@ -156,7 +161,7 @@ def _row(row: ConfigRuns, best: int | None) -> dict[str, Any]:
     trial = row.trial
     values = {name: key(row) for name, (_, _, key) in COLUMNS.items()}
     note = note_of(trial)
-    brief = note if len(note) <= NOTE else brief_note(trial, most=NOTE)
+    brief = note if len(note) <= MAX_NOTE else brief_note(trial, most=MAX_NOTE)
     purpose = "" if trial.purpose is TrialPurpose.SEARCH else str(trial.purpose)
     return {
         **values,
@@ -168,14 +173,14 @@ def _row(row: ConfigRuns, best: int | None) -> dict[str, Any]:
 
 
 def _filtered(rows: Sequence[ConfigRuns], query: TrialQuery) -> list[ConfigRuns]:
-    pairs, words = _asked(query.where)
-    own = {name for row in rows[:1] for name in row.trial.config.extra}
+    pairs, words = _parse_filter(query.where)
+    own_knobs = {name for row in rows[:1] for name in row.trial.config.extra}
     for name in pairs:
-        if name not in FIELDS and name not in own:
+        if name not in FIELDS and name not in own_knobs:
             raise SpecError(
                 f"there is no knob {name!r}",
-                remedy=nearest(name, [*FIELDS, *own])
-                or f"the knobs are {', '.join([*FIELDS, *sorted(own)])}",
+                remedy=nearest(name, [*FIELDS, *own_knobs])
+                or f"the knobs are {', '.join([*FIELDS, *sorted(own_knobs)])}",
                 field="where",
             )
     return [
@@ -187,8 +192,8 @@ def _filtered(rows: Sequence[ConfigRuns], query: TrialQuery) -> list[ConfigRuns]
     ]
 
 
-def _asked(where: str) -> tuple[dict[str, str], list[str]]:
-    """(values by knob, other words) of a filter."""
-    parts = [part for part in re.split(r"[\s,]+", where.lower()) if part][:MOST_WORDS]
+def _parse_filter(where: str) -> tuple[dict[str, str], list[str]]:
+    """Return (values by knob, other words) from a filter."""
+    parts = [part for part in re.split(r"[\s,]+", where.lower()) if part][:MAX_WORDS]
     pairs = dict(part.split("=", 1) for part in parts if "=" in part)
     return pairs, [part for part in parts if "=" not in part]

@@ -1,4 +1,4 @@
-"""Routes beyond one study: the best configs across all studies, observed runs, plans by the cost model, and reviews of
+"""Routes across studies: the best configs, observed runs, plans by the cost model, and reviews of
 launches."""
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.http.error_responses import StrictJSONResponse
 from autotune.service.http.json_route import JsonRoute
 from autotune.service.http.service_state import (
+    FilterText,
     Limit,
     Offset,
     Planner,
     Reader,
     TheService,
     Versions,
-    Word,
 )
-from autotune.service.http.specs import confined, read_body
+from autotune.service.http.specs import allowed_study, read_body
 from autotune.service.routes.response_models import (
     BestAcross,
     ObservedRuns,
@@ -47,10 +47,10 @@ _DEFAULT = "default: as in the measured studies, otherwise a typical value"
 async def best(
     service: TheService,
     caller: Reader,
-    model: Word = "",
-    cluster: Word = "",
-    trainer: Word = "",
-    runner: Word = "",
+    model: FilterText = "",
+    cluster: FilterText = "",
+    trainer: FilterText = "",
+    runner: FilterText = "",
     num_gpus: Annotated[
         int | None, Query(ge=1, le=1 << 27, description="GPUs of the measured cluster")
     ] = None,
@@ -80,7 +80,7 @@ async def best(
     workload or, failing that, the cost model's ranking; `source` shows which.
     """
 
-    asked = Question(
+    query = Question(
         model=model,
         cluster=cluster,
         trainer=trainer,
@@ -93,7 +93,7 @@ async def best(
         stability_weight=stability_weight,
     )
     return StrictJSONResponse(
-        await service.plan(caller, lambda: best_known(service.store, asked, top=top))
+        await service.run_heavy(caller, lambda: best_known(service.store, query, top=top))
     )
 
 
@@ -104,7 +104,7 @@ async def plan(
     caller: Planner,
     top: Limit = 10,
     clusters: Annotated[
-        Word,
+        FilterText,
         Query(
             description="other clusters to compare, separated by commas, for example h100-sxm-8x8,h200-sxm"
         ),
@@ -131,28 +131,29 @@ async def plan(
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def work() -> dict[str, Any]:
-        may_run = caller.allows("run")
-        study = confined(read_body(body, media), service.options, may_run=may_run, only_plans=True)
+        study = allowed_study(
+            read_body(body, media), service.options, may_run=caller.allows("run"), only_plans=True
+        )
         # no dry runs within a request: they take minutes, and may run the caller's code
-        found = api.plan_of(study, top=top, store=service.store, profile=False).to_dict()
+        plan_document = api.plan_of(study, top=top, store=service.store, profile=False).to_dict()
         if clusters.strip():
             compared = api.compare_clusters_of(study, names, tokens=tokens, store=service.store)
-            found["clusters"] = [choice.to_dict() for choice in compared]
-        return found
+            plan_document["clusters"] = [choice.to_dict() for choice in compared]
+        return plan_document
 
-    return StrictJSONResponse(await service.plan(caller, work))
+    return StrictJSONResponse(await service.run_heavy(caller, work))
 
 
 @router.get("/observed", responses=responses(model=ObservedRuns))
 def observed(
     service: TheService,
     caller: Reader,
-    id: Annotated[Word, Query(description="id of a run, or a prefix of it")] = "",  # noqa: A002
-    model: Word = "",
-    cluster: Word = "",
-    gpu: Word = "",
-    trainer: Word = "",
-    program: Word = "",
+    id: Annotated[FilterText, Query(description="id of a run, or a prefix of it")] = "",  # noqa: A002
+    model: FilterText = "",
+    cluster: FilterText = "",
+    gpu: FilterText = "",
+    trainer: FilterText = "",
+    program: FilterText = "",
     outcome: Annotated[Outcome | None, BeforeValidator(str.upper)] = None,
     version: Versions = (),
     limit: Limit = 50,
@@ -160,7 +161,7 @@ def observed(
 ) -> Response:
     """List runs that people started themselves under `autotune run` or a callback, newest first. They are not trials."""
 
-    found = api.observed_document(
+    document = api.observed_document(
         service.store,
         limit=limit,
         offset=offset,
@@ -173,7 +174,7 @@ def observed(
         outcome=str(outcome or ""),
         version=version,
     )
-    return StrictJSONResponse(found)
+    return StrictJSONResponse(document)
 
 
 class ReviewRequest(Document):
@@ -213,15 +214,15 @@ class ReviewRequest(Document):
 
 
 @router.post("/review", responses=responses(415, model=ReviewAnswer))
-async def review(service: TheService, caller: Planner, asked: ReviewRequest) -> Response:
+async def review(service: TheService, caller: Planner, launch: ReviewRequest) -> Response:
     """Review a launch without running it: whether it fits, how fast it should be, and which edits make it faster.
 
     Only the texts in the request are read, not files on the service's machine.
     """
 
-    said = asked.model_dump(exclude={"files"})
+    values = launch.model_dump(exclude={"files"})
 
     def work() -> dict[str, Any]:
-        return review_texts(asked.files, store=service.store, **said).to_dict()
+        return review_texts(launch.files, store=service.store, **values).to_dict()
 
-    return StrictJSONResponse(await service.plan(caller, work))
+    return StrictJSONResponse(await service.run_heavy(caller, work))

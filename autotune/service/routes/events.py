@@ -1,7 +1,9 @@
-"""A study's history: one page as JSON, or a live stream of server-sent events (`Accept: text/event-stream`).
+"""A study's history: a page as JSON, or a live stream of server-sent events (`Accept:
+text/event-stream`).
 
-The id of each event is its sequence number, so that a client whose connection broke continues with `Last-Event-ID`. After the study's last event
-the stream sends an event `end` and closes. It closes without one when its caller's token is revoked or expires.
+The id of each event is its sequence number, so that a client whose connection broke continues with
+`Last-Event-ID`. After the study's last event, the stream sends an event `end` and closes. It closes
+without one if the caller's token is revoked or expires.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from autotune.errors import AutotuneError, NotFoundError
 from autotune.results.masking import masked_events
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
-from autotune.service.http.fair_use import PlacedStream
+from autotune.service.http.fair_use import SlottedStream
 from autotune.service.http.middleware import WITHOUT_BODY
 from autotune.service.http.service_state import (
     STREAM_POLL_S,
@@ -60,15 +62,15 @@ async def events(
 ) -> Response:
     """Read events after a sequence number, or follow them as a live stream."""
     if STREAM not in request.headers.get("accept", ""):
-        found = await run_in_threadpool(
+        documents = await run_in_threadpool(
             api.event_documents, service.store, study_id, after=after, limit=limit
         )
-        return StrictJSONResponse({"events": found})
+        return StrictJSONResponse({"events": documents})
     record = await run_in_threadpool(service.store.study, study_id)
     if request.scope.get(WITHOUT_BODY):
         return Response(media_type=STREAM)
-    places = service.stream_places
-    places.take(caller.name, is_owner=caller.owns(record))
+    slots = service.stream_slots
+    slots.take(caller.name, is_owner=caller.owns(record))
     if (
         last_event_id
         and last_event_id.isascii()
@@ -76,9 +78,9 @@ async def events(
         and len(last_event_id) < 18
     ):
         after = max(after, int(last_event_id))
-    return PlacedStream(
+    return SlottedStream(
         _stream(service, caller, record.id, after),
-        places=places,
+        slots=slots,
         caller=caller.name,
         media_type=STREAM,
     )
@@ -87,30 +89,32 @@ async def events(
 async def _stream(
     service: ServiceState, caller: Caller, study: str, after: int
 ) -> AsyncIterator[str]:
-    silent_s, seen = 0.0, None
+    silent_s, sent_revision = 0.0, None
     yield ": open\n\n"
     while not service.closing.is_set():
-        found, record = [], None
+        events, record = [], None
         try:
             if not await service.gate.is_still_valid(caller):
-                return  # a client that asks again is told
+                return  # if the client connects again, it gets the error
             revision = await service.revisions.read(study)
-            if revision != seen:
+            if revision != sent_revision:
                 # read the study before its events: a study is terminal only after its last event
                 record = await run_in_threadpool(service.store.study, study)
-                found = masked_events(
+                events = masked_events(
                     record,
                     await run_in_threadpool(service.store.events, study, after=after, limit=PAGE),
                 )
-                seen = None if found else revision
-        except NotFoundError:  # it was deleted; a client that asks again is told
+                sent_revision = None if events else revision
+        except (
+            NotFoundError
+        ):  # the study was deleted; if the client connects again, it gets the error
             return
-        except AutotuneError:  # the store cannot be reached: the stream waits until it can
+        except AutotuneError:  # the store cannot be reached; wait until it can
             pass
-        for event in found:
+        for event in events:
             after = event.sequence
             yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event.to_dict()))}\n\n"
-        if found:
+        if events:
             silent_s = 0.0
             continue
         if record is not None and record.status.is_terminal:

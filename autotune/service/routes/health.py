@@ -24,14 +24,16 @@ from autotune.spec import StudyStatus
 router = APIRouter(tags=["state"])
 
 MIN_FREE_BYTES = 256 << 20
-MOST_ACTIVE = 200
-"""maximum number of active studies with metrics for single trials"""
+"""free disk space below which the health check fails, bytes: 256 MiB"""
+MAX_ACTIVE = 200
+"""maximum number of active studies with metrics by trial status"""
 REUSED_S = 2.0
-"""for how long a health document is reused"""
+"""time for which a health document is reused, seconds"""
 
 
 def _responses(failing: str) -> dict[int | str, dict[str, Any]]:
-    """The responses of a route that answers 503 with its document; `failing`: what that says."""
+    """Return the responses of a route that can answer 503 with its document. `failing`: description
+    of the 503."""
     return {**responses(model=HealthAnswer), 503: {"model": HealthAnswer, "description": failing}}
 
 
@@ -40,12 +42,12 @@ async def health(request: Request, service: TheService) -> Response:
     """Check whether the service works: ok (200) or failing (503). Needs no token. Callers with the `read` scope also see each check."""
     check_parameters(request)
     try:
-        caller = await service.gate.recognize(request)
+        caller = await service.gate.authenticate(request)
     except RefusalError:
         caller = None
-    found = await run_in_threadpool(examine, service)
-    brief = {key: found[key] for key in ("status", "version")}
-    return _response(found if caller else brief)
+    document = await run_in_threadpool(examine, service)
+    public = {key: document[key] for key in ("status", "version")}
+    return _response(document if caller else public)
 
 
 @router.get("/health/live", responses=responses(model=HealthAnswer))
@@ -60,8 +62,8 @@ async def live(request: Request) -> Response:
 async def ready(request: Request, service: TheService) -> Response:
     """Check whether requests can be answered: the results database must be readable. Without Ray, history and pages are still served. Needs no token."""
     check_parameters(request)
-    found = await run_in_threadpool(examine, service)
-    status = "ok" if found["checks"]["store"] == "ok" else "failing"
+    document = await run_in_threadpool(examine, service)
+    status = "ok" if document["checks"]["store"] == "ok" else "failing"
     return _response({"status": status, "version": __version__})
 
 
@@ -86,20 +88,21 @@ def _response(document: dict[str, Any]) -> Response:
 def metrics(service: TheService, caller: Reader) -> Response:
     """Export counts of studies, trials, failures and requests, and the health checks, for Prometheus. Works even while the store is unavailable."""
     active: list[StudyRecord] = []
-    found: Statistics | None = None
+    statistics: Statistics | None = None
     with contextlib.suppress(StoreError):
-        found = service.store.statistics()
+        statistics = service.store.statistics()
         for status in (StudyStatus.RUNNING, StudyStatus.STOPPING):
-            active += service.store.studies(status=status, limit=MOST_ACTIVE)
-    text = service.counters.text(examine(service), found, active, streams=service.streams)
+            active += service.store.studies(status=status, limit=MAX_ACTIVE)
+    text = service.counters.text(examine(service), statistics, active, streams=service.streams)
     return Response(text, media_type=CONTENT_TYPE)
 
 
 def examine(service: ServiceState) -> dict[str, Any]:
-    """The health document: checks of store, disk and supervisor (which includes Ray), and the version."""
-    kept, at = service.last_health
-    if kept is not None and time.monotonic() - at < REUSED_S:
-        return kept
+    """Return the health document: checks of the store, the disk and the supervisor (which includes
+    Ray), and the version."""
+    cached, made_s = service.last_health
+    if cached is not None and time.monotonic() - made_s < REUSED_S:
+        return cached
     problems: dict[str, str] = {"store": "", "disk": "", "supervisor": ""}
     try:
         service.store.ping()

@@ -1,6 +1,8 @@
-"""The shapes of the responses, with examples, for OpenAPI. `autotune.results` makes the contents.
+"""The shapes of the REST responses, with examples, for OpenAPI. `autotune.results` makes the
+contents.
 
-Responses are not passed through these models. The models only describe them, and tests check that the service keeps to them.
+The models only describe responses, which are not validated against them at run time; tests check
+that they match.
 """
 
 from __future__ import annotations
@@ -453,7 +455,8 @@ ERRORS: dict[int, str] = {
 def responses(
     *statuses: int, ok: int = 200, model: type[BaseModel]
 ) -> dict[int | str, dict[str, Any]]:
-    """The responses of a route: the successful one, the errors given, and those that any route can return."""
+    """Return the responses of a route: success, the given errors, and the errors that any route can
+    return."""
     errors = {*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503} - {304}
     return {
         ok: {"model": model, "description": (model.__doc__ or "").strip()},

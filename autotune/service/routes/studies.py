@@ -1,4 +1,4 @@
-"""Routes of studies: submit, list, read, act."""
+"""The routes of a study: submit, list, read and control."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from autotune.results.masking import masked_record
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import RefusalError, StrictJSONResponse, strict_json
 from autotune.service.http.service_state import (
+    FilterText,
     Limit,
     Offset,
     Reader,
@@ -26,9 +27,8 @@ from autotune.service.http.service_state import (
     Submitter,
     TheService,
     Versions,
-    Word,
 )
-from autotune.service.http.specs import JSON, YAML, confined, read_body
+from autotune.service.http.specs import JSON, YAML, allowed_study, read_body
 from autotune.service.routes.response_models import (
     EXAMPLE_SPEC,
     BestAnswer,
@@ -72,7 +72,7 @@ SPEC_BODY: dict[str, Any] = {
 
 
 MAX_TRIAL = 10**9
-"""upper bound on trial numbers"""
+"""largest trial number that requests may use"""
 
 
 class Metric(StrEnum):
@@ -115,21 +115,22 @@ async def submit(
 
     def store() -> dict[str, Any]:
         return api.submitted_document(
-            submitted(service, caller, read_body(body, media), idempotency_key)
+            submit_study(service, caller, read_body(body, media), idempotency_key)
         )
 
-    answer = await service.submit(caller, store)
-    service.changed()
-    at = f"/api/v1/studies/{answer['study']['id']}"
-    return StrictJSONResponse(answer, status_code=201, headers={"Location": at})
+    document = await service.run_submission(caller, store)
+    service.wake_supervisor()
+    location = f"/api/v1/studies/{document['study']['id']}"
+    return StrictJSONResponse(document, status_code=201, headers={"Location": location})
 
 
-def submitted(
+def submit_study(
     service: ServiceState, caller: Caller, document: dict[str, Any], idempotency_key: str | None
 ) -> StudyRecord:
-    """Stores the study in the document, if this service allows it, records it in the audit log and returns the study."""
+    """Store the document's study and record it in the audit log; return the study. Raises errors if
+    the service does not allow the spec or too many studies wait."""
 
-    study = confined(document, service.options, may_run=caller.allows("run"))
+    study = allowed_study(document, service.options, may_run=caller.allows("run"))
     waiting = service.store.waiting()
     own = sum(owner == caller.owner for _, owner in waiting)
     if own >= service.options.max_queued_per_owner:
@@ -160,17 +161,17 @@ def studies(
     service: TheService,
     caller: Reader,
     status: Annotated[StudyStatus | None, BeforeValidator(str.upper)] = None,
-    model: Word = "",
-    cluster: Word = "",
-    owner: Word = "",
-    name: Word = "",
-    tag: Word = "",
+    model: FilterText = "",
+    cluster: FilterText = "",
+    owner: FilterText = "",
+    name: FilterText = "",
+    tag: FilterText = "",
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
     """List studies, newest first."""
 
-    found = api.studies_document(
+    document = api.studies_document(
         service.store,
         status=status,
         model=model,
@@ -181,7 +182,7 @@ def studies(
         limit=limit,
         offset=offset,
     )
-    return StrictJSONResponse(found)
+    return StrictJSONResponse(document)
 
 
 @router.get("/studies/{study_id}", responses=responses(304, 404, model=StatusAnswer))
@@ -190,13 +191,14 @@ async def status_of(
 ) -> Response:
     """Read a study with its best config so far. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
 
-    behind = await run_in_threadpool(service.queue_position, study_id)
+    waits_behind = await run_in_threadpool(service.queue_position, study_id)
 
-    def make(found: str) -> bytes:
-        answer = api.document(service.views.result(found))
-        return strict_json(answer | {"study": answer["study"] | {"waits_behind": behind}})
+    def make(study_id: str) -> bytes:
+        document = api.document(service.views.result(study_id))
+        return strict_json(document | {"study": document["study"] | {"waits_behind": waits_behind}})
 
-    kind = f"status {behind or ''}"  # others' studies move it on, without a revision of its own
+    # other studies change the place in the queue without changing this study's revision
+    kind = f"status {waits_behind or ''}"
     return (await service.response_cache.get(study_id, kind, make)).response(if_none_match)
 
 
@@ -206,8 +208,8 @@ async def record(
 ) -> Response:
     """Read the whole study as it is stored. With the trials, this is all that reports and comparisons need."""
 
-    def make(found: str) -> bytes:
-        return strict_json({"record": masked_record(service.store.study(found)).to_dict()})
+    def make(study_id: str) -> bytes:
+        return strict_json({"record": masked_record(service.store.study(study_id)).to_dict()})
 
     return (await service.response_cache.get(study_id, "record", make)).response(if_none_match)
 
@@ -221,13 +223,17 @@ async def trials(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List the trials of a study, or only those measured with given versions. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
-    asked = parse_versions(version)
+    versions = parse_versions(version)
 
-    def make(found: str) -> bytes:
-        return strict_json({"trials": api.trial_documents(service.store, found, version=version)})
+    def make(study_id: str) -> bytes:
+        return strict_json(
+            {"trials": api.trial_documents(service.store, study_id, version=version)}
+        )
 
-    of = " ".join(["trials", *(f"{name}={version}" for name, version in sorted(asked.items()))])
-    return (await service.response_cache.get(study_id, of, make)).response(if_none_match)
+    kind = " ".join(
+        ["trials", *(f"{name}={version}" for name, version in sorted(versions.items()))]
+    )
+    return (await service.response_cache.get(study_id, kind, make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
@@ -251,16 +257,15 @@ def best(
     With `pareto`: the configs that no other config beats in all of speed, stability, memory headroom and cost, with these four values.
     """
 
-    result = service.views.result(study_id)
-    answer = api.ranking_document(
-        result,
+    ranking = api.ranking_document(
+        service.views.result(study_id),
         top=top,
         pareto=pareto,
         metric=metric,
         stability_weight=stability_weight,
         version=version,
     )
-    return StrictJSONResponse(answer)
+    return StrictJSONResponse(ranking)
 
 
 @router.get("/studies/{study_id}/explain", responses=responses(404, model=ExplainAnswer))
@@ -289,7 +294,7 @@ async def export(
         Query(max_length=50, description="a trainer or scheduler option, KEY=VALUE"),
     ] = [],  # noqa: B006
     on: Annotated[
-        Word, Query(description="launcher on the nodes: shell, slurm, ray or kubernetes")
+        FilterText, Query(description="launcher on the nodes: shell, slurm, ray or kubernetes")
     ] = "",
     trial: Annotated[
         int | None,
@@ -297,11 +302,11 @@ async def export(
     ] = None,
 ) -> Response:
     """Export the best config for a trainer: command, environment, files, and a job for a scheduler. Nothing is written or started."""
-    work = partial(exported, service, caller, study_id, trainer, option, on, trial)
-    return StrictJSONResponse(await service.plan(caller, work))
+    work = partial(export_document, service, caller, study_id, trainer, option, on, trial)
+    return StrictJSONResponse(await service.run_heavy(caller, work))
 
 
-def exported(
+def export_document(
     service: ServiceState,
     caller: Caller | None,
     study_id: str,
@@ -310,7 +315,7 @@ def exported(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
-    """The launch as plain values; only the study's owner gets its secrets."""
+    """Return the launch as a document; only the study's owner gets the spec's secrets."""
 
     if trainer not in trainer_names():
         raise NotFoundError(
@@ -330,14 +335,14 @@ def act(study_id: StudyId, action: Action, service: TheService, caller: Submitte
     """Control a study. pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."""
 
     return StrictJSONResponse(
-        {"study": api.study_document(acted(service, caller, study_id, action))}
+        {"study": api.study_document(act_on_study(service, caller, study_id, action))}
     )
 
 
-def acted(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:
-    """Performs the action, records it in the audit log and returns the study."""
+def act_on_study(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:
+    """Perform an action on a study and record it in the audit log; return the study."""
 
     record = api.act(service.store, service.owned(caller, study_id).id, str(action))
     service.record(caller, f"study.{action}", record.id)
-    service.changed()
+    service.wake_supervisor()
     return record

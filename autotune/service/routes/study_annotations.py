@@ -1,6 +1,7 @@
-"""Routes of what people write on studies: notes and tags, and deleting a study.
+"""The routes for notes and tags on studies, and for deleting a study.
 
-Everybody with scope submit may write notes. Tags are changed, notes of others removed and studies deleted by the study's owner or an admin.
+Every caller with scope submit may write notes. Only the study's owner and admins may change tags,
+remove other people's notes and delete the study.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def notes(study_id: StudyId, service: TheService, caller: Reader) -> Response:
 def add_note(study_id: StudyId, body: NoteBody, service: TheService, caller: Submitter) -> Response:
     """Write a note on a study, which may belong to somebody else. Repeating the last note adds nothing."""
     return StrictJSONResponse(
-        {"note": noted(service, caller, study_id, body.text)}, status_code=201
+        {"note": add_study_note(service, caller, study_id, body.text)}, status_code=201
     )
 
 
@@ -73,7 +74,7 @@ def remove_note(
     study_id: StudyId, number: NoteNumber, service: TheService, caller: Submitter
 ) -> Response:
     """Remove a note permanently. Its author, the study's owner and admins may do so. Returns the remaining notes."""
-    unnoted(service, caller, study_id, number)
+    remove_study_note(service, caller, study_id, number)
     return notes(study_id, service, caller)
 
 
@@ -83,7 +84,7 @@ def change_tags(
 ) -> Response:
     """Add and remove tags of a study. Adding a tag that exists or removing one that does not is not an error."""
 
-    record = tagged(service, caller, study_id, body.add, body.remove)
+    record = change_study_tags(service, caller, study_id, body.add, body.remove)
     return StrictJSONResponse({"study": api.study_document(record)})
 
 
@@ -97,31 +98,35 @@ def deletion(study_id: StudyId, service: TheService, caller: Reader) -> Response
 @router.delete("/studies/{study_id}", responses=responses(404, 409, model=DeletionAnswer))
 def delete(study_id: StudyId, service: TheService, caller: Submitter) -> Response:
     """Delete an ended study permanently, with its trials and history. Queries across studies no longer include its measurements."""
-    return StrictJSONResponse({"deletion": deleted(service, caller, study_id)})
+    return StrictJSONResponse({"deletion": delete_study(service, caller, study_id)})
 
 
-def noted(service: ServiceState, caller: Caller, study_id: str, text: str) -> dict[str, Any]:
-    """Adds a note and returns it."""
+def add_study_note(
+    service: ServiceState, caller: Caller, study_id: str, text: str
+) -> dict[str, Any]:
+    """Add a note, record it in the audit log and return it."""
     record = service.store.study(study_id)
     note = service.store.annotations.add_note(record.id, text, author=caller.owner)
     service.record(caller, "study.note", record.id)
     return note.to_dict()
 
 
-def unnoted(service: ServiceState, caller: Caller, study_id: str, number: int) -> None:
-    """Removes a note of the caller's, or any note of a study that the caller owns."""
+def remove_study_note(service: ServiceState, caller: Caller, study_id: str, number: int) -> None:
+    """Remove one of the caller's own notes, or any note on a study that the caller owns."""
     record = service.store.study(study_id)
-    written = {note.number: note for note in service.store.annotations.notes(record.id)}
-    if number in written and not (caller.owner and written[number].author == caller.owner):
+    notes_by_number = {note.number: note for note in service.store.annotations.notes(record.id)}
+    if number in notes_by_number and not (
+        caller.owner and notes_by_number[number].author == caller.owner
+    ):
         caller.check_owns(record)
     service.store.annotations.remove_note(record.id, number, author=caller.owner)
     service.record(caller, "study.note_removed", record.id, {"note": number})
 
 
-def tagged(
+def change_study_tags(
     service: ServiceState, caller: Caller, study_id: str, add: list[str], remove: list[str]
 ) -> StudyRecord:
-    """Changes the tags and returns the study."""
+    """Change a study's tags and return the study."""
     record = service.store.annotations.change_tags(
         service.owned(caller, study_id).id, add=add, remove=remove, author=caller.owner
     )
@@ -129,9 +134,9 @@ def tagged(
     return record
 
 
-def deleted(service: ServiceState, caller: Caller, study_id: str) -> dict[str, Any]:
-    """Deletes the study, which must have ended, and returns what was deleted."""
+def delete_study(service: ServiceState, caller: Caller, study_id: str) -> dict[str, Any]:
+    """Delete the study, which must have ended, and return what was deleted."""
     record = service.owned(caller, study_id)
-    found = api.delete_study(service.store, record.id).to_dict()
-    service.record(caller, "study.delete", record.id, found)
-    return found
+    deletion = api.delete_study(service.store, record.id).to_dict()
+    service.record(caller, "study.delete", record.id, deletion)
+    return deletion

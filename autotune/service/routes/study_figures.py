@@ -1,4 +1,4 @@
-"""Routes of a study's figures: which there are, and each as data (CSV) and as a drawing (SVG)."""
+"""The routes of a study's figures: their list, and each figure's data (CSV) and drawing (SVG)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["studies"])
 
 CSV, SVG = "text/csv", "image/svg+xml"
 SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-"""a drawing contains its own style sheet"""
+"""policy for a drawing, which contains its own style sheet"""
 FigureName = Annotated[
     str, Path(pattern=r"^[a-z_]{1,60}$", description="name of the figure", examples=["best_so_far"])
 ]
@@ -53,34 +53,37 @@ class FigureList(Answer):
 
 
 def _as_file(media: str) -> dict[int | str, dict[str, Any]]:
-    answers = responses(404, model=FigureList)
-    answers[200] = {"description": "The file", "content": {media: {"schema": {"type": "string"}}}}
-    return answers
+    documented = responses(404, model=FigureList)
+    documented[200] = {
+        "description": "The file",
+        "content": {media: {"schema": {"type": "string"}}},
+    }
+    return documented
 
 
 @router.get("/studies/{study_id}/figures", responses=responses(404, model=FigureList))
 async def figures(study_id: StudyId, service: TheService, caller: Reader) -> Response:
     """List the figures of a study with their texts and addresses. For figures that cannot be drawn, it lists what is missing."""
-    found = await run_in_threadpool(service.views.figures_now, study_id)
-    at = f"/api/v1/studies/{study_id}/figures"
-    listed = [
+    drawn_figures = await run_in_threadpool(service.views.current_figures, study_id)
+    url = f"/api/v1/studies/{study_id}/figures"
+    documents = [
         {
             "name": figure.name,
             "title": figure.title,
             "shows": figure.shows,
             "how_to_read": figure.how_to_read,
-            "csv": f"{at}/{figure.name}.csv",
-            "svg": f"{at}/{figure.name}.svg",
+            "csv": f"{url}/{figure.name}.csv",
+            "svg": f"{url}/{figure.name}.svg",
         }
-        for figure in found
+        for figure in drawn_figures
     ]
-    drawn = {figure.name for figure in found}
-    absent = [
+    names = {figure.name for figure in drawn_figures}
+    missing = [
         {"name": name, "title": title, "needs": needs}
         for name, (title, needs) in MISSING.items()
-        if name not in drawn
+        if name not in names
     ]
-    return StrictJSONResponse({"figures": listed, "missing": absent})
+    return StrictJSONResponse({"figures": documents, "missing": missing})
 
 
 @router.get(
@@ -108,15 +111,15 @@ async def figure_drawing(
 
 
 async def _figure(service: ServiceState, study_id: str, name: str) -> Figure:
-    """The figure of that name. Raises `NotFoundError`."""
+    """Return the figure with that name. Raises `NotFoundError`."""
     figure = await run_in_threadpool(service.views.figure, study_id, name)
     if figure is None:
-        known = ", ".join(
-            f.name for f in await run_in_threadpool(service.views.figures_now, study_id)
+        names = ", ".join(
+            f.name for f in await run_in_threadpool(service.views.current_figures, study_id)
         )
         needs = f"; the figure needs {MISSING[name][1]}" if name in MISSING else ""
         raise NotFoundError(
             f"study {study_id} has no figure {name!r}{needs}",
-            remedy=f"this study's figures: {known or 'none yet'}",
+            remedy=f"this study's figures: {names or 'none yet'}",
         )
     return figure

@@ -1,1 +1,1 @@
-"""Running studies: each in a process of its own, or as a Ray job."""
+"""Running studies: each in its own process, or as a Ray job."""

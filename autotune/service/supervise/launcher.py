@@ -1,8 +1,8 @@
-"""How a study's process is started: `Launcher` is the interface that the supervisor uses,
+"""Starting the processes of studies: `Launcher` is the interface for the supervisor,
 `ProcessLauncher` forks children on this machine.
 
-Each child has a session of its own. It outlives a service that is killed and keeps its lease, by
-which the next service finds it.
+Each child has its own session. It outlives a killed service and keeps its lease, by which the next
+service finds it.
 """
 
 from __future__ import annotations
@@ -31,45 +31,46 @@ class Ended:
 
     study: str
     code: int
-    """exit code, see `autotune.service.supervise.worker`; negative: the signal that killed it"""
-    by_hand: bool = False
-    """whether a person stopped it from outside (in Ray's dashboard); the study is then cancelled"""
+    """exit code, see `autotune.service.supervise.worker`; negative: number of the signal that
+    killed it"""
+    stopped_by_user: bool = False
+    """whether a user stopped it from outside (in Ray's dashboard); the study is then cancelled"""
 
 
 class Launcher(Protocol):
-    """Starts the processes of studies and reports when they end. Not thread-safe: it belongs to one
-    supervisor."""
+    """Starts the processes of studies and reports when they end. Not thread-safe: only one
+    supervisor uses it."""
 
     def start(self, record: StudyRecord) -> None:
-        """Starts the study's process and returns at once. Raises `RunnerError` when no process can
+        """Start the study's process without waiting for it. Raises `RunnerError` if no process can
         be started now."""
         ...
 
     def ended(self) -> list[Ended]:
-        """Processes that ended since the last call. Returns within about a second."""
+        """Return the processes that ended since the last call, within about a second."""
         ...
 
     def adopted(self) -> frozenset[str]:
-        """Studies that an earlier service started and that this launcher watches from now on.
-        Called once, before all else."""
+        """Return the studies that an earlier service started and that this launcher now watches.
+        Called once, before all other methods."""
         ...
 
     def kill(self, study: str) -> None:
-        """Kills a process that did not end by itself."""
+        """Kill a process that did not end by itself."""
         ...
 
     def health(self) -> str:
-        """What is wrong; empty when the launcher works."""
+        """Return the current problem; an empty text if the launcher works."""
         ...
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """What Prometheus scrapes of where the studies run
+        """Return Prometheus targets on the nodes where studies run
         (`autotune.service.metrics.scrape_targets`). May be called from any thread. Raises
-        `RunnerError` while it cannot be told."""
+        `RunnerError` while they are unknown."""
         ...
 
     def close(self, grace_s: float) -> None:
-        """Lets the processes that it started shut down, for at most `grace_s`. Idempotent."""
+        """Let the started processes shut down, for at most `grace_s` seconds. Idempotent."""
         ...
 
 
@@ -84,8 +85,8 @@ class ProcessLauncher:
         lease_s: float = 10.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`logs`: the folder for the log files, one per study, readable by this user only.
-        `environment`: further variables of the children."""
+        """`logs`: folder for the log files, one per study, readable by this user only.
+        `environment`: additional environment variables of the children."""
         self._logs, self._store_url, self._lease_s = logs, store_url, lease_s
         self._environment = dict(environment or {})
         self._fork_server: subprocess.Popen[bytes] | None = None
@@ -93,13 +94,14 @@ class ProcessLauncher:
         self._running: dict[str, int] = {}
 
     def adopted(self) -> frozenset[str]:
-        """None: the supervisor finds the children of an earlier service by their leases."""
+        """Return no studies: the supervisor finds the children of an earlier service by their
+        leases."""
         return frozenset()
 
     def start(self, record: StudyRecord) -> None:
-        """Asks the fork server for a child. Raises `RunnerError` while one that died has not been
-        taken note of (`ended`)."""
-        server = self._running_server()
+        """Request a child from the fork server. Raises `RunnerError` if the server died and `ended`
+        has not handled that yet."""
+        server = self._open_server()
         assert server.stdin is not None
         try:
             server.stdin.write(json.dumps({"start": record.id}).encode() + b"\n")
@@ -112,45 +114,45 @@ class ProcessLauncher:
         self._running[record.id] = 0
 
     def ended(self) -> list[Ended]:
-        """What the fork server reported. If it died itself, its children continue without it, and
-        their leases show whether they live."""
+        """Return the ends that the fork server reported. If the server itself died, its children
+        continue without it, and their leases show whether they live."""
         if self._fork_server is None:
             return []
-        # before its reports are read: none that it made is missed
+        # check before reading its reports, so that no report is missed
         is_lost = self._fork_server.poll() is not None
-        over = []
+        ended = []
         for line in self._reports(self._fork_server):
             if "ended" in line:
                 self._running.pop(line["ended"], None)
-                over.append(Ended(study=line["ended"], code=int(line["code"])))
+                ended.append(Ended(study=line["ended"], code=int(line["code"])))
             else:
                 self._running[line["started"]] = int(line["pid"])
         if is_lost:
             log.warning(
                 "the process that forks studies has died with code %s", self._fork_server.returncode
             )
-            over += [Ended(study=study, code=0) for study in self._running]
+            ended += [Ended(study=study, code=0) for study in self._running]
             self._running.clear()
-            self._forget()
-        return over
+            self._close_pipes()
+        return ended
 
     def kill(self, study: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the study's process."""
         if pid := self._running.get(study):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def health(self) -> str:
-        """Empty: a fork server that died is replaced in the next round."""
+        """Return an empty text: a fork server that died is replaced in the next round."""
         return ""
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """None: what is known of these studies stands in the service's own metrics."""
+        """Return no targets: the service's own metrics cover these studies."""
         return []
 
     def close(self, grace_s: float) -> None:
-        """Sends SIGTERM to all children. Those that need longer than `grace_s` continue without the
-        service."""
+        """Send SIGTERM to all children. Children that need longer than `grace_s` seconds continue
+        without the service."""
         server = self._fork_server
         if server is None:
             return
@@ -166,10 +168,11 @@ class ProcessLauncher:
             )
             server.kill()
             server.wait()
-        self._forget()
+        self._close_pipes()
 
-    def _running_server(self) -> subprocess.Popen[bytes]:
-        """The fork server. One that has died stays until `ended` has taken note of its children."""
+    def _open_server(self) -> subprocess.Popen[bytes]:
+        """Return the fork server, and start one if there is none. A dead one is kept until `ended`
+        has handled its children."""
         if self._fork_server is not None:
             return self._fork_server
         self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -194,6 +197,7 @@ class ProcessLauncher:
         return self._fork_server
 
     def _reports(self, server: subprocess.Popen[bytes]) -> list[dict[str, str]]:
+        """Return the reports that the fork server has written since the last call."""
         assert server.stdout is not None
         with contextlib.suppress(BlockingIOError):
             while data := os.read(server.stdout.fileno(), 65536):
@@ -201,7 +205,7 @@ class ProcessLauncher:
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def _forget(self) -> None:
+    def _close_pipes(self) -> None:
         if self._fork_server is not None:
             for pipe in (self._fork_server.stdin, self._fork_server.stdout):
                 if pipe is not None:

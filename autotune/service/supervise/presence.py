@@ -1,9 +1,9 @@
-"""Presence: of which stores services of this machine and user run the studies, so that `submit` can
-say when none does.
+"""The stores that services of this machine and user serve, so that `submit` can tell if none would
+run the study.
 
-Each service keeps one file in the folder `services` of the user's data, named by its process
-number: its store's address without the password, and the id of its process, by which a file that a
-killed service left behind is known.
+Each service has a file in the folder `services` of the user's data, named by its process id. It
+contains the store's address without the password, and the process's identity, which shows whether a
+killed service left the file behind.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FOLDER = "services"
 
 
 @contextlib.contextmanager
-def announced(store: str) -> Iterator[None]:
-    """Announces that a service of this process runs the studies of `store` (a path or URL), as long
-    as the context lasts."""
+def announce_service(store: str) -> Iterator[None]:
+    """Announce that a service in this process runs the studies of `store` (a path or URL), while
+    the context is open."""
     path = own_folder(FOLDER) / f"{os.getpid()}.json"
     path.write_text(json.dumps({"store": _address(store), "process": this_process()}))
     try:
@@ -33,20 +33,20 @@ def announced(store: str) -> Iterator[None]:
 
 
 def is_served(store: str) -> bool:
-    """Whether a service of this machine runs the studies of `store`. Files of dead services are
-    removed."""
+    """Return whether a service on this machine runs the studies of `store`. Deletes the files of
+    dead services."""
     address = _address(store)
     for path in sorted((data_folder() / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            found = json.loads(path.read_text())
-            if is_gone(found["process"]):
+            service = json.loads(path.read_text())
+            if is_gone(service["process"]):
                 path.unlink(missing_ok=True)
-            elif found["store"] == address:
+            elif service["store"] == address:
                 return True
     return False
 
 
 def _address(store: str) -> str:
-    """One text for all ways to write the address of a store."""
+    """Return a store's address in a unique form."""
     location = find_location(store)
     return str(location.path.resolve() if location.path else location)

@@ -1,13 +1,12 @@
-"""A Ray cluster that lives as long as the service: its process, its place on disk and its secret.
+"""A Ray cluster that runs as long as the service: its process, its folder and its secret.
 
-The cluster's place is a folder that only this user can enter:
-
+Only this user can enter the cluster's folder:
     at-XXXXXXXX/          mode 0700
-        owner             id of the process that runs the cluster; a place whose owner is gone is removed at the next start
-        r/                Ray's folder of sessions, which Ray itself opens to every user of the machine
+        owner             id of the process that runs the cluster; if that process is gone, the next start removes the folder
+        r/                Ray's folder of sessions, which Ray opens to every user of the machine
 
-The secret lies in a file of the user's data folder. The cluster's process removes the place when it
-ends, which it also does when the service is killed (`autotune.service.supervise.ray_head`).
+The secret is in a file in the user's data folder. The cluster's process removes the folder when it
+ends, even if the service was killed (`autotune.service.supervise.ray_head`).
 """
 
 from __future__ import annotations
@@ -33,24 +32,30 @@ from autotune.spec.texts.as_text import format_duration
 from autotune.study.process_id import is_gone
 
 START_S = 120.0
-"""deadline for the start of a cluster"""
+"""deadline for the start of a cluster, seconds"""
 TEMP_DIR, OWNER = "r", "owner"
 PREFIX = "at-"
-_SHORT_TEMP = 40
-"""characters; Ray's socket paths in the folder must stay within the system's limit of 107"""
+_MAX_TEMP_PATH = 40
+"""longest path of the temporary folder, characters; Ray's socket paths in it must stay within the
+system's limit of 107"""
 
 
 class RayHead:
     """The process that runs the cluster (`autotune.service.supervise.ray_head`)."""
 
     def __init__(
-        self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, place: Path
+        self,
+        process: subprocess.Popen[str],
+        *,
+        addresses: Mapping[str, str],
+        token: str,
+        folder: Path,
     ) -> None:
-        """`where`: the addresses that the process printed. `place`: the cluster's place (see
-        above)."""
-        self._process, self.token, self._place = process, token, place
-        self.folder = str(place / TEMP_DIR)
-        self.dashboard, self.address = where.get("dashboard", ""), where.get("address", "")
+        """`addresses`: addresses that the process printed. `folder`: the cluster's folder (see the
+        module's docstring)."""
+        self._process, self.token, self._folder = process, token, folder
+        self.folder = str(folder / TEMP_DIR)
+        self.dashboard, self.address = addresses.get("dashboard", ""), addresses.get("address", "")
 
     @classmethod
     def start(
@@ -58,15 +63,16 @@ class RayHead:
         store_url: str,
         *,
         environment: Mapping[str, str] | None = None,
-        given_up: Callable[[], bool] = lambda: False,
+        should_give_up: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Starts the process and waits for its addresses. `environment`: further variables of
-        everything in the cluster.
+        """Start the process and wait for its addresses. `environment`: additional environment
+        variables of everything in the cluster.
 
-        Raises `MissingExtraError` without Ray, and `RunnerError`, also when `given_up` says True.
+        Raises `MissingExtraError` without Ray, and `RunnerError` if Ray does not start or
+        `should_give_up` returns True.
         """
         require_extra("ray", "the service's own Ray cluster")
-        place = _new_place()
+        folder = _new_folder()
         path, token = own_token()
         variables = {
             **{
@@ -79,33 +85,33 @@ class RayHead:
             "RAY_AUTH_TOKEN_PATH": str(path),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps all of Ray on loopback on those systems too
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # also keeps Ray on loopback on those systems
             **(environment or {}),
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.service.supervise.ray_head", str(place)],
+            [sys.executable, "-m", "autotune.service.supervise.ray_head", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=variables,
             text=True,
             start_new_session=True,
         )
-        line = _first_line(process, given_up)
+        line = _first_line(process, should_give_up)
         if not line.startswith("{"):
-            cls(process, where={}, token="", place=place).close(5.0)
+            cls(process, addresses={}, token="", folder=folder).close(5.0)
             raise RunnerError(
                 f"Ray did not start on this machine; it ended, or gave no address within {format_duration(START_S)}",
                 remedy="run `autotune doctor` to check Ray, or run `autotune serve --runner local`, which needs no Ray",
             )
-        return cls(process, where=json.loads(line), token=token, place=place)
+        return cls(process, addresses=json.loads(line), token=token, folder=folder)
 
     @property
-    def lives(self) -> bool:
-        """Whether it still runs."""
+    def is_running(self) -> bool:
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def close(self, grace_s: float) -> None:
-        """Ends the cluster and removes its files."""
+        """End the cluster and delete its files."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -115,12 +121,12 @@ class RayHead:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def own_token() -> tuple[Path, str]:
-    """The file with the secret of clusters started here, which only this user can read, and the
-    secret itself."""
+    """Return the file with the secret of clusters started here, which only this user can read, and
+    the secret; creates them if needed."""
     path = data_folder() / "ray_token"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
@@ -131,23 +137,23 @@ def own_token() -> tuple[Path, str]:
     return path, path.read_text().strip()
 
 
-def _new_place() -> Path:
-    """A new folder for a cluster; those of clusters that are gone are removed first."""
-    found = tempfile.gettempdir()
-    root = Path(found if len(found) <= _SHORT_TEMP else "/tmp")
-    for place in root.glob(f"{PREFIX}*"):
+def _new_folder() -> Path:
+    """Return a new folder for a cluster, after deleting the folders of clusters that are gone."""
+    temporary = tempfile.gettempdir()
+    root = Path(temporary if len(temporary) <= _MAX_TEMP_PATH else "/tmp")
+    for folder in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if place.stat().st_uid == os.geteuid() and is_gone((place / OWNER).read_text()):
-                shutil.rmtree(place, ignore_errors=True)
+            if folder.stat().st_uid == os.geteuid() and is_gone((folder / OWNER).read_text()):
+                shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
 
 
-def _first_line(process: subprocess.Popen[str], given_up: Callable[[], bool]) -> str:
-    """The first line that the process prints; empty when it ended, printed none in time, or was
-    given up."""
+def _first_line(process: subprocess.Popen[str], should_give_up: Callable[[], bool]) -> str:
+    """Return the first line that the process prints; an empty text if it ended, printed none in
+    time, or `should_give_up` returned True."""
     assert process.stdout is not None
     end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s and not given_up():
+    while time.monotonic() < end_s and not should_give_up():
         ready, _, _ = select.select([process.stdout], [], [], 0.2)
         if ready:
             return process.stdout.readline()

@@ -1,9 +1,9 @@
-"""A Ray cluster on loopback that lives as long as the service: `python -m
-autotune.service.supervise.ray_head PLACE`.
+"""A Ray cluster on loopback that runs as long as the service: `python -m
+autotune.service.supervise.ray_head FOLDER`.
 
 It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard
-input ends, so that even a killed service leaves no cluster behind. PLACE is the cluster's folder,
-which is removed at the end, and the environment decides on token authentication (for both see
+input ends, so that even a killed service leaves no cluster behind. FOLDER is the cluster's folder,
+which is deleted at the end. The environment enables token authentication (for both, see
 `autotune.service.supervise.ray_cluster`).
 """
 
@@ -24,18 +24,19 @@ from autotune.service.supervise.ray_cluster import OWNER, TEMP_DIR
 from autotune.study.process_id import this_process
 
 OBJECT_STORE_BYTES = 100 << 20
-"""close to Ray's minimum: trials pass no tensors through Ray"""
+"""size of the object store, bytes; close to Ray's minimum, because trials pass no tensors through
+Ray"""
 MIN_CPUS = 8
-"""more ranks than CPUs are allowed: slow, but every parallel layout can be tried on a small
-machine"""
+"""minimum number of CPUs to declare to Ray; more ranks than CPUs are slow, but allow every parallel
+layout on a small machine"""
 
 
-def main(place: str) -> None:
-    """Starts the cluster, prints its addresses, and waits for the end of the input."""
+def main(cluster_folder: str) -> None:
+    """Start the cluster, print its addresses, and wait for the end of the input."""
     import ray
 
-    Path(place, OWNER).write_text(this_process())
-    folder = str(Path(place, TEMP_DIR))
+    Path(cluster_folder, OWNER).write_text(this_process())
+    folder = str(Path(cluster_folder, TEMP_DIR))
     _choose_agent_port()
     warnings.simplefilter("ignore")  # Ray warns about its own future defaults
     context = ray.init(
@@ -51,18 +52,20 @@ def main(place: str) -> None:
         _temp_dir=folder,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends with its input, when the service ends
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the process ends when its input ends, with the service
     address = ray.get_runtime_context().gcs_address
-    _note_address(address, folder)
-    where = {"dashboard": f"http://{context.dashboard_url}", "address": address}
-    print(json.dumps(where), flush=True)
+    _write_address(address, folder)
+    addresses = {"dashboard": f"http://{context.dashboard_url}", "address": address}
+    print(json.dumps(addresses), flush=True)
     sys.stdin.read()
     ray.shutdown()
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(cluster_folder, ignore_errors=True)
 
 
 def _choose_agent_port() -> None:
-    """Lets the node's job agent take any free port. Its default is a fixed port, so that a second
+    """Let the node's job agent use any free port. Its default port is fixed, so that a second
     cluster on the machine could run no jobs.
 
     `ray start` has an option for this (--dashboard-agent-listen-port), `ray.init` has none.
@@ -74,11 +77,11 @@ def _choose_agent_port() -> None:
         RayParams.__init__ = partialmethod(RayParams.__init__, **{name: 0})
 
 
-def _note_address(address: str, folder: str) -> None:
-    """Writes the address to the file where the cluster's jobs look for it, as `ray start` does and
+def _write_address(address: str, folder: str) -> None:
+    """Write the address to the file where the cluster's jobs look for it, as `ray start` does and
     `ray.init` does not.
 
-    Without the file they would join any cluster that they find on the machine (ray 2.60,
+    Without the file, jobs would join any cluster that they find on the machine (ray 2.60,
     `get_ray_address_from_environment`).
     """
     with contextlib.suppress(ImportError):

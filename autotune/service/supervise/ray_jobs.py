@@ -1,17 +1,18 @@
 """Studies as Ray jobs: the Ray dashboard shows each study with its logs under the study's id, and
 can stop it.
 
-The job's command is fixed, `python -m autotune.service.supervise.worker STUDY`; a spec can change
-neither it nor its environment. The submission id is the study's id (followed by -2, -3, ... when
-Ray lost a job and it is started again), so that two supervisors cannot start one study twice.
+A job's command is always `python -m autotune.service.supervise.worker STUDY`; specs can change
+neither the command nor its environment. The submission id is the study's id (followed by -2, -3,
+... if Ray lost a job and it is started again), so that two supervisors cannot start one study
+twice.
 
 Jobs are managed over HTTP (https://docs.ray.io, "Ray Jobs REST API"), with a deadline on each
-request. What Ray says of a job is only a hint, the store has the truth: a request that fails ends
-no study.
+request. Ray's view of a job is only a hint and the store is authoritative: a failed request never
+ends a study.
 
     RAY_AUTH_MODE=token         is set for a cluster started here (`autotune.service.supervise.ray_cluster`);
                                 the secret of a joined cluster comes from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token
-    AUTOTUNE_STORE              is passed to jobs only when it holds no password, because Ray shows the environment of jobs to everybody;
+    AUTOTUNE_STORE              is passed to jobs only if it has no password, because Ray shows jobs' environments to everybody;
                                 otherwise it must be set on the cluster's head node
 """
 
@@ -39,19 +40,19 @@ from autotune.service.supervise.ray_cluster import RayHead, own_token
 log = logging.getLogger("autotune.service")
 
 REQUEST_S = 20.0
-"""deadline for one request"""
+"""deadline for one request, seconds"""
 SUBMIT_S = 90.0
-"""deadline for a submission, longer because an interrupted one leaves a job that stays PENDING for
-ever (ray#62766)"""
+"""deadline for a submission, seconds; longer, because an interrupted submission leaves a job that
+stays PENDING forever (ray#62766)"""
 PENDING_S = 300.0
-"""a job that is still PENDING after so long is stopped and submitted again under the next number"""
+"""time after which a job that is still PENDING is stopped and submitted again under the next
+number, seconds"""
 POLL_S = 1.0
-"""time between two looks at the jobs"""
+"""time between two polls of the jobs, seconds"""
 STUDY_KEY = "autotune_study"
-"""metadata key that marks the jobs of autotune"""
+"""metadata key that marks autotune's jobs"""
 DASHBOARD_KEY = "dashboard"
-"""metadata key with the address of Ray's dashboard, from which the study's process makes the link
-that its page shows"""
+"""metadata key with the address of Ray's dashboard, which the study's page links to"""
 ALIVE = ("PENDING", "RUNNING")
 
 
@@ -69,7 +70,7 @@ class RayLauncher:
         head: RayHead | None = None,
     ) -> None:
         """`environment`: environment of each job. `url`: URL of the web page, for the metadata.
-        `head`: a cluster that ends with this launcher."""
+        `head`: a cluster that this launcher shuts down when it is closed."""
         self._http = httpx.Client(
             base_url=f"{dashboard.rstrip('/')}/api/jobs",
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -96,13 +97,13 @@ class RayLauncher:
         *,
         store_url: str,
         url: str,
-        given_up: Callable[[], bool] = lambda: False,
+        should_give_up: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Joins the cluster that the options name, or starts one, until `given_up` says True.
-        Raises `RunnerError`."""
+        """Join the cluster in the options, or start one, unless `should_give_up` returns True
+        first. Raises `RunnerError`."""
         if not options.ray_address:
             head = RayHead.start(
-                store_url, environment=options.study_environment, given_up=given_up
+                store_url, environment=options.study_environment, should_give_up=should_give_up
             )
             log.info(
                 "Ray's dashboard is at %s, and its token is in %s", head.dashboard, own_token()[0]
@@ -114,10 +115,10 @@ class RayLauncher:
         return cls(options.ray_address, token=user_token(), environment=environment, url=url)
 
     def start(self, record: StudyRecord) -> None:
-        """Submits the job, unless it exists already."""
+        """Submit the job, unless it already exists."""
         number = 1
-        while (found := self._info(name := _submission(record.id, number))) is not None:
-            if found["status"] in ALIVE and name not in self._stopped:
+        while (info := self._info(name := _submission_id(record.id, number))) is not None:
+            if info["status"] in ALIVE and name not in self._stopped:
                 self._jobs[record.id] = name
                 return
             number += 1
@@ -150,8 +151,8 @@ class RayLauncher:
         self._jobs[record.id] = name
 
     def adopted(self) -> frozenset[str]:
-        """Studies whose jobs an earlier service started. Jobs that a person has stopped meanwhile
-        are included: `ended` reports them."""
+        """Return the studies whose jobs an earlier service started. Jobs that a user has stopped
+        since are included, because `ended` reports them."""
         answer = self._request("GET", "/")
         for job in answer.json() if answer.status_code == 200 else []:
             study = (job.get("metadata") or {}).get(STUDY_KEY)
@@ -160,37 +161,37 @@ class RayLauncher:
         return frozenset(self._jobs)
 
     def ended(self) -> list[Ended]:
-        """Jobs that have ended. One that Ray no longer knows was lost. One that a person stopped
-        means that its study shall be cancelled."""
+        """Return the jobs that have ended. A job that Ray no longer knows was lost; the study of a
+        job that a user stopped must be cancelled."""
         if time.monotonic() - self._polled_s < POLL_S:
             return []
         self._polled_s = time.monotonic()
         over: list[Ended] = []
         for study, name in list(self._jobs.items()):
             try:
-                found = self._info(name)
+                info = self._info(name)
                 is_alive = (
-                    found is not None
-                    and found["status"] in ALIVE
-                    and not self._is_stuck(name, found["status"])
+                    info is not None
+                    and info["status"] in ALIVE
+                    and not self._is_stuck(name, info["status"])
                 )
             except RunnerError as error:
-                # unreachable is not dead, and the ends found before are told
+                # an unreachable job is not dead; report the ends found so far
                 self._problem = str(error)
                 return over
             if is_alive:
                 continue
             self._pending.pop(name, None)
             del self._jobs[study]
-            by_hand = (
-                found is not None and found["status"] == "STOPPED" and name not in self._stopped
+            stopped_by_user = (
+                info is not None and info["status"] == "STOPPED" and name not in self._stopped
             )
-            over.append(Ended(study=study, code=_code(found), by_hand=by_hand))
+            over.append(Ended(study=study, code=_exit_code(info), stopped_by_user=stopped_by_user))
         self._problem = ""
         return over
 
     def _is_stuck(self, name: str, status: str) -> bool:
-        """Whether the job has been PENDING for too long; if so, it is stopped."""
+        """Return whether the job has been PENDING for too long; if so, stop it."""
         if status != "PENDING":
             self._pending.pop(name, None)
             return False
@@ -202,48 +203,48 @@ class RayLauncher:
         return True
 
     def kill(self, study: str) -> None:
-        """Stops the job."""
+        """Stop the study's job."""
         if (name := self._jobs.get(study)) is not None:
             self._stopped.add(name)
             self._request("POST", f"/{name}/stop")
 
     def health(self) -> str:
-        """What is wrong with Ray; empty when it answers."""
+        """Return the problem with Ray; an empty text if there is none."""
         return (
             "the Ray cluster that this service started has died" if self.is_lost else self._problem
         )
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """The nodes of the cluster for Prometheus. May be called from any thread. Raises
-        `RunnerError` when Ray does not tell."""
+        """Return the cluster's nodes for Prometheus. May be called from any thread. Raises
+        `RunnerError` if Ray's answer has no nodes."""
         try:
             answer = self._http.get(f"{self.dashboard.rstrip('/')}/api/prometheus/sd")
-            found = answer.json() if answer.status_code == 200 else None
+            targets = answer.json() if answer.status_code == 200 else None
         except (
             httpx.HTTPError,
             ValueError,
             RuntimeError,
         ):
-            # the last: it was closed meanwhile by another thread
-            found = None
-        if not isinstance(found, list):
+            # RuntimeError: another thread closed the client
+            targets = None
+        if not isinstance(targets, list):
             raise RunnerError(
                 f"Ray's dashboard at {self.dashboard} lists no nodes to scrape", remedy=_REMEDY
             )
-        return found
+        return targets
 
     @property
     def is_lost(self) -> bool:
-        """Whether the cluster was started here and has died, with all its jobs."""
-        return self._head is not None and not self._head.lives
+        """Whether the cluster was started here and has died with all its jobs."""
+        return self._head is not None and not self._head.is_running
 
     @property
     def studies(self) -> frozenset[str]:
-        """Studies whose jobs it started or adopted and has not seen end."""
+        """Studies with jobs that were started or adopted and have not ended."""
         return frozenset(self._jobs)
 
     def close(self, grace_s: float) -> None:
-        """Ends a cluster that was started here, with its jobs. In a cluster that was joined, jobs
+        """Shut down a cluster that was started here, with its jobs. Jobs in a joined cluster
         continue."""
         if self._head is not None:
             for study in list(self._jobs):
@@ -254,8 +255,8 @@ class RayLauncher:
         self._http.close()
 
     def _info(self, name: str) -> dict[str, Any] | None:
-        """What Ray knows of the job; None when it has no job of that name. Raises `RunnerError`
-        when Ray does not answer."""
+        """Return Ray's information on the job; None if there is no such job. Raises `RunnerError`
+        if Ray does not answer."""
         answer = self._request("GET", f"/{name}")
         if answer.status_code == 404:
             return None
@@ -264,8 +265,8 @@ class RayLauncher:
                 f"Ray's dashboard at {self.dashboard} answers HTTP {answer.status_code}",
                 remedy=_REMEDY,
             )
-        found: dict[str, Any] = answer.json()
-        return found
+        info: dict[str, Any] = answer.json()
+        return info
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
@@ -278,7 +279,7 @@ class RayLauncher:
 
 
 def check_address(address: str) -> None:
-    """Raises `RunnerError` unless the address of a cluster is that of a dashboard."""
+    """Raise `RunnerError` unless the address is a URL."""
     if not address.startswith(("http://", "https://")):
         raise RunnerError(
             f"--ray must be the URL of a Ray dashboard, but is {address!r}",
@@ -287,37 +288,37 @@ def check_address(address: str) -> None:
 
 
 def user_token(environment: Mapping[str, str] | None = None) -> str:
-    """The secret of a joined cluster, from the places where Ray itself looks for it; empty when
-    there is none."""
-    given = os.environ if environment is None else environment
-    if text := given.get("RAY_AUTH_TOKEN", "").strip():
+    """Return the secret of a joined cluster from the places where Ray looks for it; an empty text
+    if there is none."""
+    variables = os.environ if environment is None else environment
+    if text := variables.get("RAY_AUTH_TOKEN", "").strip():
         return text
-    path = given.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    path = variables.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
     with contextlib.suppress(OSError):
         return Path(path).read_text().strip()
     return ""
 
 
 def has_password(store_url: str) -> bool:
-    """Whether the address of a store holds a password."""
+    """Return whether a store's address contains a password."""
     if "://" not in store_url:
         return False
     from sqlalchemy import make_url
 
-    found = make_url(store_url)
-    return bool(found.password) or any("password" in key.lower() for key in found.query)
+    url = make_url(store_url)
+    return bool(url.password) or any("password" in key.lower() for key in url.query)
 
 
-def _submission(study: str, number: int) -> str:
+def _submission_id(study: str, number: int) -> str:
     return study if number == 1 else f"{study}-{number}"
 
 
-def _code(found: Mapping[str, Any] | None) -> int:
-    if found is None:
+def _exit_code(info: Mapping[str, Any] | None) -> int:
+    if info is None:
         return -9
-    if found["status"] == "SUCCEEDED":
+    if info["status"] == "SUCCEEDED":
         return 0
-    code = found.get("driver_exit_code")
+    code = info.get("driver_exit_code")
     return code if isinstance(code, int) and code else 1
 
 

@@ -1,9 +1,9 @@
-"""Ray as far as it is there: a launcher that opens the cluster in the background, and again when
-that fails or the cluster dies.
+"""A launcher for Ray that opens the cluster in the background, and again if that fails or the
+cluster dies.
 
-The service answers from its first second: history and pages need no Ray. Until the cluster is
-there, every start of a study raises `RunnerError`, which the supervisor reports as its health; the
-studies stay QUEUED.
+The service answers from its first second, because history and pages need no Ray. Until the cluster
+is available, every start of a study raises `RunnerError`, which the supervisor reports as its
+health, and the studies stay QUEUED.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from autotune.service.supervise.ray_jobs import RayLauncher
 log = logging.getLogger("autotune.service")
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
-"""wait before Ray is tried again; doubles after each failure"""
+"""first and longest wait before Ray is opened again, seconds; it doubles after each failure"""
 LOST = -9
-"""exit code of jobs that died with their cluster, as of a killed process"""
+"""exit code of jobs that died with their cluster, as for processes killed by SIGKILL"""
 
 
-class RetriedRay:
-    """A launcher around `RayLauncher`. `open_ray` is called in a thread of its own and gets a
-    function that says when to give up."""
+class RetryingRayLauncher:
+    """A launcher around `RayLauncher`. `open_ray` is called in its own thread, with a function that
+    returns whether to give up."""
 
     def __init__(self, open_ray: Callable[[Callable[[], bool]], RayLauncher]) -> None:
         self._open_ray = open_ray
         self._closing = threading.Event()
         self._ray: RayLauncher | None = None
         self._problem = "Ray is being started or joined"
-        self._thread = self._begin()
+        self._thread = self._start_opening()
 
     def start(self, record: StudyRecord) -> None:
-        """Starts the study's job."""
-        self._there().start(record)
+        """Start the study's job."""
+        self._available_ray().start(record)
 
     def adopted(self) -> frozenset[str]:
-        """Studies whose jobs an earlier service started. Raises `RunnerError` until Ray is
-        there."""
-        return self._there().adopted()
+        """Return the studies whose jobs an earlier service started. Raises `RunnerError` until Ray
+        is available."""
+        return self._available_ray().adopted()
 
     def ended(self) -> list[Ended]:
-        """Jobs that have ended. When the cluster has died, all of its jobs have, and a new cluster
-        is started."""
+        """Return the jobs that have ended. If the cluster has died, all of its jobs have ended, and
+        a new cluster is started."""
         ray = self._ray
         if ray is None:
             return []
@@ -58,31 +58,32 @@ class RetriedRay:
         log.warning("%s; starting it again", ray.health())
         self._ray, self._problem = None, "the Ray cluster died and is being restarted"
         ray.close(0.0)
-        self._thread = self._begin()
+        self._thread = self._start_opening()
         return [Ended(study=study, code=LOST) for study in lost]
 
     def kill(self, study: str) -> None:
-        """Stops the study's job."""
+        """Stop the study's job."""
         if self._ray is not None:
             self._ray.kill(study)
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """The nodes of the cluster for Prometheus. Raises `RunnerError` while Ray is away."""
-        return self._there().scrape_targets()
+        """Return the cluster's nodes for Prometheus. Raises `RunnerError` while Ray is
+        unavailable."""
+        return self._available_ray().scrape_targets()
 
     def health(self) -> str:
-        """What is wrong with Ray; empty when it answers."""
+        """Return the problem with Ray; an empty text if there is none."""
         return self._problem if self._ray is None else self._ray.health()
 
     def close(self, grace_s: float) -> None:
-        """Gives up a start that is under way, and ends a cluster that was started here."""
+        """Cancel an attempt to open Ray, and shut down a cluster that was started here."""
         self._closing.set()
         self._thread.join()
         if self._ray is not None:
             self._ray.close(grace_s)
             self._ray = None
 
-    def _there(self) -> RayLauncher:
+    def _available_ray(self) -> RayLauncher:
         ray = self._ray
         if ray is None:
             raise RunnerError(
@@ -90,7 +91,7 @@ class RetriedRay:
             )
         return ray
 
-    def _begin(self) -> threading.Thread:
+    def _start_opening(self) -> threading.Thread:
         thread = threading.Thread(target=self._open, name="ray-opener", daemon=True)
         thread.start()
         return thread
@@ -104,7 +105,9 @@ class RetriedRay:
                 return
             except AutotuneError as error:
                 problem = str(error)
-            except Exception as error:  # Ray fails in many ways; none of them may end the service
+            except (
+                Exception
+            ) as error:  # Ray fails in many ways, and none of them may end the service
                 log.exception("unexpected error while starting Ray")
                 problem = f"{type(error).__name__}: {error}"
             if not self._closing.is_set():

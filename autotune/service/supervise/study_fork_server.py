@@ -1,14 +1,14 @@
-"""Study fork server: a process that has imported everything and forks one child per study, so that
-a study starts in milliseconds.
+"""The study fork server: a process that has imported everything and forks one child per study, so
+that a study starts in milliseconds.
 
-It reads orders from standard input and reports on standard output, one JSON object per line:
+It reads orders from standard input and writes reports to standard output, one JSON object per line:
 
-    {"start": STUDY}  ->  {"started": STUDY, "pid": N}  ...  {"ended": STUDY, "pid": N, "code": C}      C < 0: killed by that signal
-                      ->  {"ended": STUDY, "pid": 0, "code": NOT_STARTED}                              no process is to be had now
-    {"stop": true}        sends SIGTERM to all children; the server ends after the last of them
-    end of input          the service has died: the server ends, and its children continue without it
+    {"start": STUDY}  ->  {"started": STUDY, "pid": N}  ...  {"ended": STUDY, "pid": N, "code": C}      C < 0: killed by signal -C
+                      ->  {"ended": STUDY, "pid": 0, "code": NOT_STARTED}                              no process can be started now
+    {"stop": true}        sends SIGTERM to all children; the server exits after the last child
+    end of input          the service has died: the server exits, and its children continue without it
 
-The server has one thread and no open connections, so that its children inherit none.
+The server has one thread and no open connections that its children could inherit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from typing import Any
 from autotune.service.supervise.worker import NOT_STARTED
 
 LOG_MODE = 0o600
+"""mode of the log files: only this user can read them"""
 BEAT_S = 0.2
+"""longest wait for orders before ended children are looked for, seconds"""
 PRELOADED = (
     "autotune.service.supervise.worker",
     "autotune.study.assembly",
@@ -35,10 +37,11 @@ PRELOADED = (
     "autotune.schema",
     *(f"autotune.search.{name}" for name in ("bayesian", "cost_ranked", "grid", "random")),
 )
+"""modules to import before forking"""
 
 
 class StudyForkServer:
-    """The loop that reads orders, forks children and reports their ends."""
+    """Reads orders, forks children and reports their ends."""
 
     def __init__(self, logs: Path, *, lease_s: float) -> None:
         self._logs, self._lease_s = logs, lease_s
@@ -48,7 +51,7 @@ class StudyForkServer:
         self._stopping = False
 
     def run(self) -> None:
-        """Runs until the input ends, or until all children have ended after a stop."""
+        """Run until the input ends, or until all children have ended after a stop."""
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -64,6 +67,7 @@ class StudyForkServer:
                 return
 
     def _read_orders(self) -> bool:
+        """Execute the available orders; return False at the end of the input."""
         data = os.read(0, 65536)
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
@@ -82,7 +86,7 @@ class StudyForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            # no process or no memory is left: the server and its other children go on
+            # no process or no memory is left; the server and its other children continue
             print(f"study {study} cannot be started now: {error}", file=sys.stderr, flush=True)
             _report({"ended": study, "pid": 0, "code": NOT_STARTED})
             return
@@ -92,8 +96,7 @@ class StudyForkServer:
         _report({"started": study, "pid": pid})
 
     def _run_child(self, study: str) -> None:
-        """In the child: takes a session and a log file of its own, then runs the worker. Never
-        returns."""
+        """In the child: start a session, open the log file and run the worker. Never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -117,7 +120,7 @@ class StudyForkServer:
             from autotune.service.supervise.worker import run
 
             code = run(study, lease_s=self._lease_s)
-        except BaseException:  # the child must end here, and not return into the server's stack
+        except BaseException:  # the child must exit here and never return into the server's stack
             import traceback
 
             traceback.print_exc()
@@ -145,7 +148,7 @@ def _report(line: dict[str, Any]) -> None:
 
 
 def preload() -> None:
-    """Imports what studies need, without starting anything."""
+    """Import what studies need, without starting anything."""
     for name in PRELOADED:
         import_module(name)
 

@@ -1,12 +1,12 @@
 """The supervisor: a thread that starts a process for each study that should run and is not leased.
 
 Several supervisors may use one store: the lease decides which process gets a study, and the other
-process ends at once. Processes that outlived a killed service keep their leases, and count toward the
-limit of this host.
+process exits at once. Processes that outlived a killed service keep their leases, and count toward
+the limit of this host.
 
 If a study's process dies repeatedly without ending a trial, the wait before each restart doubles.
 After `MAX_CRASHES` deaths the study is FAILED, because the cause (too little memory, a broken
-installation) would kill further processes, too.
+installation) would also kill further processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerE
 from autotune.ports import Lease, LeasedStore, StudyRecord
 from autotune.service.options import RUNNER_OPTIONS
 from autotune.service.supervise.launcher import Ended, Launcher
-from autotune.service.supervise.worker import ENDED, HELD, NOT_STARTED, STORE_AWAY
+from autotune.service.supervise.worker import ENDED, HELD, NOT_STARTED, STORE_UNAVAILABLE
 from autotune.spec import StudyStatus, Wanted
 from autotune.spec.texts.as_text import format_span
 from autotune.study.lease import release_dead
@@ -33,7 +33,8 @@ from autotune.study.process_id import is_beside, is_gone
 log = logging.getLogger("autotune.service")
 
 MAX_CRASHES = 8
-"""consecutive deaths of a study's process, without an ended trial, after which the study is FAILED"""
+"""consecutive deaths of a study's process, without an ended trial, after which the study is
+FAILED"""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 """first and longest wait before a study's process is restarted, s; it doubles after each death"""
 STORE_WAIT_S = 5.0
@@ -42,14 +43,15 @@ CHECK_S, STRAGGLE_S = 10.0, 60.0
 """interval between checks of running processes, and maximum time from the end of a study to that of
 its process, s"""
 HUNG_CHECKS = 30
-"""number of checks without a renewed lease after which an existing process counts as hung. A process
-that waits for an unavailable database gives up long before that (`StudyLease`, 120 s)"""
+"""number of checks without a renewed lease after which an existing process counts as hung. A
+process that waits for an unavailable database gives up long before that (`StudyLease`, 120 s)"""
 ACTIVE = (StudyStatus.RUNNING, StudyStatus.STOPPING)
+"""statuses of studies that a process runs"""
 
 
 @dataclass(slots=True)
-class _Trouble:
-    """The deaths of a study's process."""
+class _Deaths:
+    """The consecutive deaths of a study's process."""
 
     crashes: int = 0
     """number of consecutive deaths without an ended trial"""
@@ -69,7 +71,8 @@ class _LeaseWatch:
     checks: int = 0
     """number of checks since it changed"""
     has_changed: bool = False
-    """whether it has changed since the process was started, so that the process has held it"""
+    """whether it has changed since the process was started, so that the process has held the
+    lease"""
 
 
 class Supervisor:
@@ -93,8 +96,8 @@ class Supervisor:
         self._max, self._poll_s, self._grace_s = max_studies, poll_s, grace_s
         self._monotonic = monotonic
         self._runners = runners
-        self._left: set[str] = set()
-        """studies of other runners, which are not started"""
+        self._unserved: set[str] = set()
+        """studies with runners that this service lacks, which are not started"""
         self._started: set[str] = set()
         """studies whose processes this supervisor started or adopted"""
         self._foreign: frozenset[str] = frozenset()
@@ -103,7 +106,7 @@ class Supervisor:
         """studies whose lease is held by a dead process of this host"""
         self._leases: dict[str, _LeaseWatch] = {}
         self._ended: list[Ended] = []
-        self._trouble: dict[str, _Trouble] = {}
+        self._deaths: dict[str, _Deaths] = {}
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._last_round_s = self._checked_s = monotonic()
@@ -128,7 +131,7 @@ class Supervisor:
         self._launcher.close(self._grace_s)
 
     def health(self) -> str:
-        """The current problem; empty if there is none."""
+        """Return the current problem; an empty text if there is none."""
         silent_s = self._monotonic() - self._last_round_s
         if silent_s > 30 + 10 * self._poll_s:
             return f"the supervisor has not checked for work for {format_span(silent_s)}"
@@ -136,15 +139,15 @@ class Supervisor:
 
     @property
     def running(self) -> frozenset[str]:
-        """Studies whose processes run on this host, as of the last round: those that were started or
-        adopted, and those that outlived an earlier service."""
+        """Studies whose processes run on this host, as of the last round: those that were started
+        or adopted, and those that outlived an earlier service."""
         return self._foreign.union(self._started)
 
-    def round(self) -> None:
-        """One round: process the ends of processes, then start studies that should run, up to the
+    def run_once(self) -> None:
+        """Run one round: process exited processes, then start studies that should run, up to the
         limit."""
         self._ended += self._launcher.ended()
-        while self._ended:  # removed only after the store was updated, which may fail
+        while self._ended:  # remove an entry only after the store was updated, which may fail
             self._handle_end(self._ended[0])
             self._ended.pop(0)
         self._check_processes()
@@ -156,11 +159,11 @@ class Supervisor:
         for record in self._candidates(free):
             if free <= 0:
                 return
-            trouble = self._trouble.get(record.id)
-            if record.id in self._started or (trouble and now < trouble.not_before_s):
+            deaths = self._deaths.get(record.id)
+            if record.id in self._started or (deaths and now < deaths.not_before_s):
                 continue
-            if trouble and trouble.crashes >= MAX_CRASHES:
-                self._fail(record, trouble)
+            if deaths and deaths.crashes >= MAX_CRASHES:
+                self._fail(record, deaths)
                 continue
             self._leases[record.id] = _LeaseWatch(lease=self._store.holder(record.id))
             self._launcher.start(record)
@@ -169,8 +172,8 @@ class Supervisor:
             free -= 1
 
     def _check_processes(self) -> None:
-        """Kill processes whose studies were cancelled or ended long ago, and hung ones, which are then
-        replaced."""
+        """Kill processes whose studies were cancelled or ended long ago, and hung ones, which are
+        then replaced."""
         if self._monotonic() - self._checked_s < CHECK_S:
             return
         self._checked_s = self._monotonic()
@@ -190,8 +193,8 @@ class Supervisor:
                 self._launcher.kill(study)
 
     def _is_hung(self, study: str) -> bool:
-        """Whether the process has held the lease, but for `HUNG_CHECKS` checks has neither renewed it
-        nor ended."""
+        """Return whether the process held the lease, but has neither renewed it nor exited for
+        `HUNG_CHECKS` checks."""
         lease = self._store.holder(study)
         watch = self._leases.setdefault(study, _LeaseWatch(lease=None))
         if lease != watch.lease:
@@ -206,7 +209,7 @@ class Supervisor:
                 if not adopted:
                     self._started |= self._launcher.adopted()
                     adopted = True
-                self.round()
+                self.run_once()
                 self._problem = ""
                 self._log_problem(self._launcher.health())
             except (StoreError, RunnerError) as error:
@@ -229,8 +232,8 @@ class Supervisor:
         self._logged = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
-        """Studies to start: first those whose lease is held by a dead process of this host, then those
-        that are not leased, in the store's order."""
+        """Return studies to start: first those whose lease is held by a dead process of this host,
+        then studies without a lease, in the store's order."""
         first = []
         for study in sorted(self._orphaned):
             record = self._record(study)
@@ -238,19 +241,21 @@ class Supervisor:
                 first.append(record)
             else:
                 self._orphaned.discard(study)
-        waiting = sum(1 for t in self._trouble.values() if t.not_before_s)
-        rest = self._store.claimable(limit=free + len(self._started) + waiting + len(self._left))
+        waiting = sum(1 for t in self._deaths.values() if t.not_before_s)
+        rest = self._store.claimable(
+            limit=free + len(self._started) + waiting + len(self._unserved)
+        )
         candidates = [*first, *(r for r in rest if r.id not in self._orphaned)]
-        return [record for record in candidates if not self._is_left(record)]
+        return [record for record in candidates if not self._is_unserved(record)]
 
-    def _is_left(self, record: StudyRecord) -> bool:
-        """Whether this service does not run the study's runner. If so, the study's message is set once
-        to say that."""
+    def _is_unserved(self, record: StudyRecord) -> bool:
+        """Return whether this service lacks the study's runner. If so, write that into the study's
+        message once."""
         runner = record.study.runner
         if self._runners is None or runner in self._runners:
             return False
-        if record.id not in self._left:
-            self._left.add(record.id)
+        if record.id not in self._unserved:
+            self._unserved.add(record.id)
             serving = (
                 "start such a service with `autotune serve --runner ray`, or "
                 if runner in RUNNER_OPTIONS
@@ -268,9 +273,10 @@ class Supervisor:
         return True
 
     def _find_foreign(self) -> set[str]:
-        """Studies held by processes of this host that this supervisor did not start. Studies of dead
-        processes are added to `_orphaned`, and restarted before their lease expires, because that
-        could take very long if the clock was set back.
+        """Return studies held by processes of this host that this supervisor did not start.
+
+        Studies of dead processes are added to `_orphaned` and restarted before their lease
+        expires, which could take very long after the clock was set back.
         """
         foreign: set[str] = set()
         for status in ACTIVE:
@@ -292,23 +298,23 @@ class Supervisor:
         self._started.discard(ended.study)
         self._orphaned.discard(ended.study)
         self._leases.pop(ended.study, None)
-        if ended.by_hand:
+        if ended.stopped_by_user:
             self._cancel(ended.study)
             return
         if ended.code == ENDED:
-            self._trouble.pop(ended.study, None)
+            self._deaths.pop(ended.study, None)
             return
         record = self._record(ended.study)
         if record is None or record.status.is_terminal or record.status is StudyStatus.PAUSED:
-            self._trouble.pop(ended.study, None)
+            self._deaths.pop(ended.study, None)
             return
-        trouble = self._trouble.setdefault(ended.study, _Trouble())
+        deaths = self._deaths.setdefault(ended.study, _Deaths())
         if ended.code in (
             HELD,
-            STORE_AWAY,
+            STORE_UNAVAILABLE,
             NOT_STARTED,
         ):  # not a crash: another process holds the study, or the store or machine is the cause
-            trouble.not_before_s = self._monotonic() + (
+            deaths.not_before_s = self._monotonic() + (
                 FIRST_WAIT_S if ended.code == HELD else STORE_WAIT_S
             )
             return
@@ -317,13 +323,15 @@ class Supervisor:
             for status, count in record.trial_counts.items()
             if status not in ("PENDING", "RUNNING")
         )
-        trouble.crashes = 1 if ended_trials > trouble.ended_trials else trouble.crashes + 1
-        trouble.ended_trials, trouble.code = ended_trials, ended.code
-        if trouble.crashes >= MAX_CRASHES:  # `round` sets it to FAILED as soon as it is not leased
+        deaths.crashes = 1 if ended_trials > deaths.ended_trials else deaths.crashes + 1
+        deaths.ended_trials, deaths.code = ended_trials, ended.code
+        if (
+            deaths.crashes >= MAX_CRASHES
+        ):  # `run_once` sets it to FAILED as soon as it is not leased
             self._orphaned.add(ended.study)
             return
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (trouble.crashes - 1))
-        trouble.not_before_s = self._monotonic() + wait_s
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (deaths.crashes - 1))
+        deaths.not_before_s = self._monotonic() + wait_s
         self._orphaned.add(ended.study)
         log.warning(
             "the process for study %s ended with code %s; starting it again in %.1f s",
@@ -333,19 +341,17 @@ class Supervisor:
         )
 
     def _record(self, study: str) -> StudyRecord | None:
-        """The study's record; None if it was deleted, which must not stop other studies."""
+        """Return the study's record; None if it was deleted, which must not stop other studies."""
         try:
             return self._store.study(study)
         except NotFoundError:
             return None
 
-    def _fail(self, record: StudyRecord, trouble: _Trouble) -> None:
-        """Set the status FAILED because of repeated deaths of the process."""
-        how = (
-            f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
-        )
+    def _fail(self, record: StudyRecord, deaths: _Deaths) -> None:
+        """Set the status to FAILED because the process died repeatedly."""
+        how = f"killed by signal {-deaths.code}" if deaths.code < 0 else f"exit code {deaths.code}"
         message = (
-            f"the study's process died {trouble.crashes} times without finishing a trial (last: {how}); "
+            f"the study's process died {deaths.crashes} times without finishing a trial (last: {how}); "
             f"see the log of study {record.id}, fix the cause and submit the study again"
         )
         try:
@@ -353,17 +359,17 @@ class Supervisor:
             self._store.set_status(
                 record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED, *ACTIVE], message=message
             )
-            self._trouble.pop(record.id, None)
+            self._deaths.pop(record.id, None)
         except ConflictError as error:
-            trouble.not_before_s = self._monotonic() + STORE_WAIT_S
+            deaths.not_before_s = self._monotonic() + STORE_WAIT_S
             log.warning("%s", error)
 
     def _cancel(self, study: str) -> None:
         """Cancel a study whose process was stopped by a user."""
-        self._trouble.pop(study, None)
+        self._deaths.pop(study, None)
         try:
             api.act(self._store, study, "cancel")
-        except ConflictError:  # it has ended
+        except ConflictError:  # the study has ended
             return
         except AutotuneError as error:
             log.warning(
@@ -372,6 +378,6 @@ class Supervisor:
 
 
 def _is_long_over(record: StudyRecord) -> bool:
-    """Whether the study ended or was cancelled more than `STRAGGLE_S` ago."""
+    """Return whether the study ended or was cancelled more than `STRAGGLE_S` ago."""
     over_at = record.ended_at or (record.wanted_at if record.wanted is Wanted.CANCEL else None)
     return over_at is not None and (datetime.now(UTC) - over_at).total_seconds() > STRAGGLE_S

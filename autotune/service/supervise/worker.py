@@ -2,7 +2,7 @@
 address comes from AUTOTUNE_STORE, never from the command line.
 
 The process claims the study's lease, runs the study to its end and reports by its exit code. On
-SIGTERM it shuts down in order: the study stays RUNNING in the store, and the next process that
+SIGTERM it shuts down cleanly: the study stays RUNNING in the store, and the next process that
 claims it continues it.
 """
 
@@ -21,13 +21,13 @@ from autotune.service.metrics.study_metrics import StudyMetrics
 from autotune.service.supervise.ray_jobs import DASHBOARD_KEY
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
-ENDED, FAILED, HELD, STORE_AWAY, NOT_STARTED = 0, 1, 3, 4, 5
-"""Exit codes: the study has ended or is paused; it failed; another controller holds its lease; the
-store cannot be reached; the machine had no process for it."""
+ENDED, FAILED, HELD, STORE_UNAVAILABLE, NOT_STARTED = 0, 1, 3, 4, 5
+"""exit codes: the study has ended or is paused; it failed; another controller holds its lease; the
+store cannot be reached; the machine could not start the process"""
 
 
 def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -> int:
-    """Runs the study and returns the exit code."""
+    """Run the study and return the exit code."""
     from autotune import api
 
     interrupted, metrics = _listen_for_signals(), StudyMetrics(study_id)
@@ -40,7 +40,7 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         store = api.open_store(store_url)
     except StoreError as error:
         print(error, file=sys.stderr)
-        return STORE_AWAY
+        return STORE_UNAVAILABLE
     try:
         with metrics:
             api.run_study(
@@ -58,7 +58,7 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         return HELD
     except StoreError as error:
         print(error, file=sys.stderr)
-        return STORE_AWAY
+        return STORE_UNAVAILABLE
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return FAILED
@@ -67,8 +67,8 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
 
 
 def ray_job(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The Ray job that this process is, from what Ray tells its jobs in `environment`: {ray: {job,
-    url}}; empty when it is none of the service's."""
+    """Return this process's Ray job, from Ray's variables in `environment`: {ray: {job, url}};
+    empty if it is not a job of the service."""
     metadata = json.loads(environment.get(_JOB_CONFIG, "{}")).get("metadata") or {}
     job, dashboard = metadata.get("job_submission_id"), metadata.get(DASHBOARD_KEY)
     if not job:
@@ -77,7 +77,7 @@ def ray_job(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""the variable's name is so: it holds runtime environment and metadata of a Ray job as JSON
+"""name of the variable with a Ray job's runtime environment and metadata as JSON
 (`ray._private.runtime_env.constants`)"""
 
 

@@ -24,27 +24,29 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", ["corpus", "../allowed/corpus", "[a]"])
-def test_the_beginning_of_names_is_found_where_that_is_asked_for(root: Path, text: str) -> None:
+def test_prefixes_of_file_names_match_only_with_partial(root: Path, text: str) -> None:
     assert find_within(text, [root], partial=True) == root / Path(text).name
     assert find_within(text, [root]) is None
 
 
 @pytest.mark.parametrize("text", ["corp*s", "[c]orpus", "?orpus", "none", "../python"])
-def test_a_beginning_is_no_pattern_and_leads_to_no_other_folder(root: Path, text: str) -> None:
+def test_a_prefix_is_not_a_pattern_and_stays_in_its_folder(root: Path, text: str) -> None:
     assert find_within(text, [root], partial=True) is None
 
 
-def test_a_link_is_followed_unless_it_is_what_is_named(root: Path) -> None:
+def test_a_link_is_followed_unless_as_named(root: Path) -> None:
     assert find_within("venv/bin/python", [root]) is None
     assert find_within("venv/bin/python", [root], as_named=True) == root / "venv" / "bin" / "python"
 
 
 @pytest.mark.parametrize("text", ["..", "venv/../..", "venv/bin/../../..", "a\0b", "/", "x" * 5000])
 @pytest.mark.parametrize("as_named", [False, True])
-def test_what_lies_above_or_is_no_path_is_refused(root: Path, text: str, as_named: bool) -> None:
+def test_paths_outside_and_invalid_paths_are_rejected(
+    root: Path, text: str, as_named: bool
+) -> None:
     assert find_within(text, [root], as_named=as_named) is None
 
 
-def test_the_first_folder_that_has_it_counts(root: Path, tmp_path: Path) -> None:
+def test_the_first_folder_with_the_file_is_used(root: Path, tmp_path: Path) -> None:
     assert find_within("corpus.bin", [tmp_path / "none", tmp_path, root]) == root / "corpus.bin"
     assert find_within("corpus.bin", []) is None

@@ -46,14 +46,16 @@ def kind(answer: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES + READS)
-def test_without_a_token_nothing_is_told_or_done(guarded: Service, method: str, path: str) -> None:
+def test_without_a_token_every_request_is_rejected(
+    guarded: Service, method: str, path: str
+) -> None:
     assert kind(guarded.http.request(method, path)) == (401, "unauthorized")
     assert guarded.http.request(
         method, path, headers=bearer("at_000000000000_" + "x" * 43)
     ).status_code in (401, 429)
 
 
-def test_health_tells_strangers_no_more_than_that_it_lives(guarded: Service) -> None:
+def test_health_shows_strangers_only_its_status(guarded: Service) -> None:
     assert set(guarded.http.get(f"{API}/health").json()) == {"status", "version"}
     assert (
         "checks" in guarded.http.get(f"{API}/health", headers=bearer(guarded.token("read"))).json()
@@ -67,14 +69,14 @@ def test_malformed_tokens_are_wrong_tokens(guarded: Service, text: str) -> None:
     assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code in (401, 429)
 
 
-def test_revoked_and_expired_tokens_are_dead_at_once(guarded: Service) -> None:
+def test_revoked_and_expired_tokens_are_rejected_at_once(guarded: Service) -> None:
     token, text = guarded.store.tokens.create("ann", "admin")
     assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code == 200
     guarded.store.tokens.revoke(token.id)
     assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code in (401, 429)
 
 
-def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
+def test_an_owner_cannot_control_another_owners_study(guarded: Service) -> None:
     ann, bob, root = (
         bearer(guarded.token(*who))
         for who in (("submit", "ann"), ("submit", "bob"), ("admin", "root"))
@@ -92,7 +94,7 @@ def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
     assert guarded.http.post(f"{API}/studies/{made['id']}/cancel", headers=root).status_code == 200
 
 
-def test_a_spec_cannot_name_its_owner_and_keys_are_ones_own(guarded: Service) -> None:
+def test_a_spec_cannot_set_its_owner_and_keys_are_per_owner(guarded: Service) -> None:
     ann, bob = bearer(guarded.token("submit", "ann")), bearer(guarded.token("submit", "bob"))
     assert (
         guarded.http.post(f"{API}/studies", json=spec(owner="bob"), headers=ann).status_code == 422
@@ -119,7 +121,7 @@ def test_a_spec_cannot_name_its_owner_and_keys_are_ones_own(guarded: Service) ->
         "127.0.0.1:x",
     ],
 )
-def test_other_names_are_not_answered(service: Service, host: str) -> None:
+def test_requests_for_other_hosts_are_rejected(service: Service, host: str) -> None:
     assert kind(service.http.get(f"{API}/studies", headers={"Host": host})) == (421, "host")
 
 
@@ -171,7 +173,7 @@ def test_a_cookie_alone_changes_nothing(guarded: Service) -> None:
     )
 
 
-def test_tokens_stand_in_no_log_answer_or_address(
+def test_tokens_are_in_no_log_answer_or_address(
     guarded: Service, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -210,7 +212,7 @@ def test_tokens_stand_in_no_log_answer_or_address(
         f"{API}/studies/small/export/command%00",
     ],
 )
-def test_addresses_lead_to_no_files(service: Service, path: str) -> None:
+def test_addresses_cannot_reach_files(service: Service, path: str) -> None:
     # a client library would tidy the path
     with socket.create_connection(service.address, timeout=DEADLINE_S) as raw:
         raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
@@ -370,7 +372,7 @@ def test_options_of_a_trainer_reach_no_program_file_or_address(
     "text",
     ["/bin/sh", "../../../bin/sh", "link.py", "absent.py", "venv/bin/python/../../../../x", "a\0b"],
 )
-def test_a_token_of_scope_run_names_programs_of_the_programs_folder_only(
+def test_the_scope_run_allows_only_programs_in_the_program_folder(
     running_programs: Service, text: str
 ) -> None:
     run = bearer(running_programs.token("run"))
@@ -414,7 +416,7 @@ def test_a_program_needs_the_scope_run_and_is_stored_by_its_resolved_path(
     running_programs.http.post(f"{API}/studies/{made.json()['study']['id']}/cancel", headers=run)
 
 
-def test_every_option_of_every_trainer_says_what_it_names() -> None:
+def test_every_option_of_every_trainer_declares_its_reach() -> None:
     silent = [
         f"{name}.{o.name}"
         for name in trainer_names()
@@ -424,20 +426,20 @@ def test_every_option_of_every_trainer_says_what_it_names() -> None:
     assert silent == []
 
 
-def test_an_option_that_does_not_say_what_it_names_is_refused(
+def test_an_option_without_a_declared_reach_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from autotune.service.http.specs import confined
+    from autotune.service.http.specs import allowed_study
 
     deepspeed = trainer_of("deepspeed")
     secret = Option(name="secret", meaning="of a trainer of somebody else's")
     monkeypatch.setattr(type(deepspeed), "options", (*deepspeed.options, secret))
     options = ServiceOptions(program_roots=(Path("/"),))
     with pytest.raises(SpecError, match="does not declare whether it refers"):
-        confined(spec(trainer={"kind": "deepspeed", "secret": "x"}), options, may_run=True)
+        allowed_study(spec(trainer={"kind": "deepspeed", "secret": "x"}), options, may_run=True)
 
 
-def test_data_lies_in_its_folder_whatever_the_way_there(tmp_path: Path) -> None:
+def test_data_must_be_in_its_folder_for_every_form_of_the_path(tmp_path: Path) -> None:
     root, secret = tmp_path / "data", tmp_path / "secret.txt"
     root.mkdir()
     secret.write_text("secret")
@@ -469,7 +471,7 @@ def test_data_lies_in_its_folder_whatever_the_way_there(tmp_path: Path) -> None:
         )
 
 
-def test_large_bodies_are_cut_off(guarded: Service) -> None:
+def test_large_bodies_are_rejected(guarded: Service) -> None:
     admin = bearer(guarded.token("admin"))
     answer = guarded.http.post(f"{API}/studies", content=b"x" * 20_001, headers=admin)
     assert kind(answer) == (413, "too_large")
@@ -483,9 +485,7 @@ def test_large_bodies_are_cut_off(guarded: Service) -> None:
 
 
 @pytest.mark.thorough
-def test_a_slow_client_is_cut_off_and_holds_nothing(
-    guarded: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_client_is_disconnected(guarded: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.service import server
 
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 3.0)
@@ -504,14 +504,14 @@ def test_a_slow_client_is_cut_off_and_holds_nothing(
     assert all(not head or head.split()[1] == b"408" for head in heads)
 
 
-def test_a_long_head_is_refused(service: Service) -> None:
+def test_a_long_head_is_rejected(service: Service) -> None:
     with socket.create_connection(service.address, timeout=DEADLINE_S) as raw:
         raw.sendall(b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 70_000)
         head = raw.makefile("rb").read()
     assert head.split()[1] in (b"400", b"431")
 
 
-def test_who_asks_too_often_waits(tmp_path: Path) -> None:
+def test_too_frequent_requests_must_wait(tmp_path: Path) -> None:
     options = ServiceOptions(
         port=0, rate=Rate(per_s=0.01, burst=5), write_rate=Rate(per_s=0.01, burst=2)
     )
@@ -547,7 +547,7 @@ def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_valid_tokens_are_answered_after_a_restart_while_strangers_guess(tmp_path: Path) -> None:
+def test_valid_tokens_work_after_a_restart_while_strangers_guess(tmp_path: Path) -> None:
     """One of them is of an earlier release, whose slow hash is still in the store."""
     store: Any = open_store(tmp_path / "results.db")
     good = [store.tokens.create(scope, scope)[1] for scope in ("read", "submit", "run", "admin")]
@@ -589,12 +589,12 @@ def test_valid_tokens_are_answered_after_a_restart_while_strangers_guess(tmp_pat
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-def test_others_are_not_let_in_without_a_token(host: str, tmp_path: Path) -> None:
+def test_outside_callers_need_a_token(host: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="token"):
         serve(ServiceOptions(host=host, port=0), store_url=str(tmp_path / "s.db"))
 
 
-def test_a_bomb_of_aliases_costs_nothing(service: Service) -> None:
+def test_a_yaml_alias_bomb_is_rejected(service: Service) -> None:
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     lines += [
         f"{b}: &{b} [{', '.join(['*' + a] * 9)}]"
@@ -617,7 +617,7 @@ def test_a_bomb_of_aliases_costs_nothing(service: Service) -> None:
         "x: !!binary gASVJQAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAJpZJSFlFKULg==",
     ],
 )
-def test_documents_build_no_objects(service: Service, text: str) -> None:
+def test_yaml_tags_create_no_objects(service: Service, text: str) -> None:
     answer = service.http.post(
         f"{API}/studies", content=text, headers={"Content-Type": "application/yaml"}
     )
@@ -625,7 +625,7 @@ def test_documents_build_no_objects(service: Service, text: str) -> None:
     assert "uid=" not in answer.text
 
 
-def test_pickles_are_no_specs(service: Service) -> None:
+def test_pickles_are_not_specs(service: Service) -> None:
     import pickle
 
     for media in (

@@ -117,7 +117,7 @@ def untouched(service: Service, study: str) -> bool:
     )
 
 
-def test_strangers_are_told_and_can_do_nothing(
+def test_strangers_are_rejected_on_every_route(
     guarded: Service, routes: list[Route], study: str
 ) -> None:
     for route in routes:
@@ -153,9 +153,7 @@ def test_pages_of_other_sites_change_nothing(
     assert untouched(guarded, study)
 
 
-def test_other_names_of_the_host_are_not_answered(
-    guarded: Service, routes: list[Route], study: str
-) -> None:
+def test_other_host_names_are_rejected(guarded: Service, routes: list[Route], study: str) -> None:
     head = bearer(guarded.token("admin", "root")) | {"Host": "evil.example"}
     assert {ask(guarded, route, study, headers=head).status_code for route in routes} == {421}
     assert untouched(guarded, study)
@@ -183,7 +181,7 @@ def test_a_cookie_without_the_forms_token_changes_nothing(
     assert untouched(guarded, study)
 
 
-def test_ids_lead_to_no_file_and_break_nothing(guarded: Service, routes: list[Route]) -> None:
+def test_ids_cannot_address_files(guarded: Service, routes: list[Route]) -> None:
     admin = guarded.token("admin", "root")
     for method, path in routes:
         for evil in EVIL_IDS if "{study_id}" in path else ():

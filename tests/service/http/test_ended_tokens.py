@@ -30,7 +30,7 @@ def let_expire(store: Any, token: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("end", [revoke, let_expire])
 @pytest.mark.parametrize("scope", ["read", "admin"])
-def test_an_event_stream_ends_with_its_token_and_others_go_on(
+def test_an_event_stream_ends_with_its_token_and_others_continue(
     guarded: Service, end: Any, scope: str
 ) -> None:
     study = guarded.http.post(
@@ -59,8 +59,8 @@ def test_an_event_stream_ends_with_its_token_and_others_go_on(
     until(lambda: guarded.service.streams == 0)
 
 
-@pytest.mark.parametrize("kind", ["plan", "submit"])
-def test_what_waits_for_its_turn_is_refused_once_its_token_is_revoked(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["run_heavy", "run_submission"])
+def test_a_waiting_request_is_rejected_after_its_token_was_revoked(kind: str) -> None:
     store, release, done = MemoryStore(), threading.Event(), []
     service = create_app(store, ServiceOptions()).state.service
     token, _ = store.tokens.create("leaver", "submit")

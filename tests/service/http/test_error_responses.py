@@ -170,7 +170,7 @@ def test_errors(
         ),
     ],
 )
-def test_parameters_and_bodies_are_refused_in_words_that_have_the_value(
+def test_invalid_parameters_and_bodies_are_reported_with_the_value(
     service: Service,
     method: str,
     path: str,
@@ -182,7 +182,7 @@ def test_parameters_and_bodies_are_refused_in_words_that_have_the_value(
     assert answer.json()["error"]["message"].startswith(message)
 
 
-def test_a_mistake_in_a_spec_comes_with_its_line_and_column(service: Service) -> None:
+def test_a_mistake_in_a_spec_has_its_line_and_column(service: Service) -> None:
     text = "name: mine\nmodel: gpt2-medium\nbudget:\n  max_trails: 4\n"
     for path in ("studies", "plan"):
         answer = service.http.post(
@@ -196,7 +196,7 @@ def test_a_mistake_in_a_spec_comes_with_its_line_and_column(service: Service) ->
         assert (error["message"], error["field"]) == (first["message"], first["field"])
 
 
-def test_a_unit_of_a_query_that_may_mean_two_sizes_is_answered_with_what_to_write(
+def test_an_ambiguous_unit_in_a_query_is_reported_with_alternatives(
     service: Service,
 ) -> None:
     assert service.http.get(f"{API}/best?seq_len=8Ki").status_code == 200
@@ -207,7 +207,7 @@ def test_a_unit_of_a_query_that_may_mean_two_sizes_is_answered_with_what_to_writ
     )
 
 
-def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
+def test_an_unavailable_store_is_503_and_an_internal_error_500(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: object, **__: object) -> None:

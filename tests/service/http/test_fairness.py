@@ -49,7 +49,7 @@ def test_callers_take_turns() -> None:
     assert done == ["a", "b", "c", "a", "b", "a"]
 
 
-def test_a_callers_line_is_limited_and_others_are_not_turned_away() -> None:
+def test_waiting_requests_are_limited_per_caller() -> None:
     async def all_at_once() -> list[Any]:
         line = queue()
         asked = [line.run(caller, lambda: time.sleep(0.01)) for caller in ("a",) * 6 + ("b",)]
@@ -62,7 +62,7 @@ def test_a_callers_line_is_limited_and_others_are_not_turned_away() -> None:
     assert answers[4].status == 429
 
 
-def test_one_caller_leaves_a_place_to_the_others() -> None:
+def test_one_caller_cannot_use_all_places() -> None:
     """While one caller's work hangs in the place that it may have, the work of another is done."""
     hanging = threading.Event()
 
@@ -77,15 +77,15 @@ def test_one_caller_leaves_a_place_to_the_others() -> None:
     assert asyncio.run(all_at_once()) == "done"
 
 
-def test_a_request_that_is_given_up_takes_no_place() -> None:
+def test_a_cancelled_request_uses_no_place() -> None:
     async def all_at_once() -> str:
         line, release = queue(), threading.Event()
         running = asyncio.ensure_future(line.run("a", release.wait))
-        given_up = asyncio.ensure_future(line.run("b", lambda: "never"))
+        should_give_up = asyncio.ensure_future(line.run("b", lambda: "never"))
         await asyncio.sleep(0.01)
-        given_up.cancel()
+        should_give_up.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await given_up
+            await should_give_up
         release.set()
         await running
         return await asyncio.wait_for(line.run("c", lambda: "done"), 60)
@@ -93,35 +93,35 @@ def test_a_request_that_is_given_up_takes_no_place() -> None:
     assert asyncio.run(all_at_once()) == "done"
 
 
-def test_requests_that_are_given_up_all_at_once_leave_an_empty_queue() -> None:
+def test_requests_cancelled_together_leave_an_empty_queue() -> None:
     """As when the service ends while requests run and wait: the place of one must not go to another
     that is given up too."""
 
     async def all_at_once() -> str:
         line, release = queue(), threading.Event()
-        given_up = [
+        should_give_up = [
             asyncio.ensure_future(line.run(caller, release.wait)) for caller in ("a", "a", "b", "b")
         ]
         await asyncio.sleep(0.01)
-        for request in given_up:
+        for request in should_give_up:
             request.cancel()
         release.set()
-        answers = await asyncio.gather(*given_up, return_exceptions=True)
+        answers = await asyncio.gather(*should_give_up, return_exceptions=True)
         assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 4
         return await asyncio.wait_for(line.run("c", lambda: "done"), 60)
 
     assert asyncio.run(all_at_once()) == "done"
 
 
-def test_what_is_given_up_while_it_waits_makes_room_in_its_callers_line() -> None:
+def test_a_request_cancelled_while_waiting_frees_its_place_in_the_queue() -> None:
     async def all_at_once() -> str:
         line, release = queue(waiting_per_caller=1), threading.Event()
         running = asyncio.ensure_future(line.run("a", release.wait))
         for _ in range(3):
-            given_up = asyncio.ensure_future(line.run("a", lambda: "never"))
+            should_give_up = asyncio.ensure_future(line.run("a", lambda: "never"))
             await asyncio.sleep(0.01)
-            given_up.cancel()
-            await asyncio.gather(given_up, return_exceptions=True)
+            should_give_up.cancel()
+            await asyncio.gather(should_give_up, return_exceptions=True)
         last = asyncio.ensure_future(line.run("a", lambda: "done"))
         release.set()
         await running
@@ -185,13 +185,13 @@ def stream(service: Service, study: str, headers: dict[str, str]) -> Iterator[in
         del lines
 
 
-def test_streams_of_readers_leave_places_to_owners(tmp_path: Path) -> None:
+def test_streams_are_reserved_for_owners(tmp_path: Path) -> None:
     options = ServiceOptions(
         port=0,
         require_token=True,
         max_streams=6,
         max_streams_per_caller=3,
-        streams_kept_for_owners=2,
+        streams_reserved_for_owners=2,
     )
     with Service(tmp_path, options=options) as service, contextlib.ExitStack() as open_streams:
         owner = bearer(service.token("submit", "owner"))
@@ -209,7 +209,7 @@ def test_streams_of_readers_leave_places_to_owners(tmp_path: Path) -> None:
         until(lambda: service.service.streams == 0)
 
 
-def test_a_stream_that_is_hung_up_before_its_first_line_keeps_no_place(service: Service) -> None:
+def test_a_stream_closed_before_its_first_line_releases_its_slot(service: Service) -> None:
     study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
     head = f"GET {API}/studies/{study}/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n".encode()
     for _ in range(30):

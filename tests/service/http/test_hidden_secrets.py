@@ -130,7 +130,7 @@ def test_the_owner_exports_what_was_launched(shown: tuple[Service, str, list[str
     assert api.export_document(service.store, study, "command", {})["argv"] == own["argv"]
 
 
-def test_reports_tools_and_messages_hold_none(shown: tuple[Service, str, list[str]]) -> None:
+def test_reports_tools_and_messages_have_no_secrets(shown: tuple[Service, str, list[str]]) -> None:
     service, study, told = shown
     result = api.result_of(service.store, study)
     assert leaks(html_report(result.record, result.trials)) == []
@@ -162,7 +162,7 @@ COMMANDS = (
 @pytest.mark.thorough
 @pytest.mark.parametrize("line", COMMANDS)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-def test_no_command_prints_them_but_the_export_as_json(
+def test_only_the_json_export_prints_secrets(
     shown: tuple[Service, str, list[str]],
     line: str,
     form: tuple[str, ...],
@@ -170,19 +170,19 @@ def test_no_command_prints_them_but_the_export_as_json(
 ) -> None:
     service, study, _ = shown
     code = cli.run([*line.format(id=study).split(), "--store", str(service.path), *form])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert leaks(said.err) == []
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    assert leaks(output.err) == []
     if line.startswith("export") and form:  # a program reads it, to start the launch
-        assert "the output contains the secrets in the spec" in said.err
-        assert json.loads(said.out)["env"]["WANDB_API_KEY"] == "SECRET-env-456"
+        assert "the output contains the secrets in the spec" in output.err
+        assert json.loads(output.out)["env"]["WANDB_API_KEY"] == "SECRET-env-456"
         return
-    assert leaks(said.out) == []
+    assert leaks(output.out) == []
     if line.startswith("export"):
-        assert "secrets in the spec are shown as ***" in said.err
+        assert "secrets in the spec are shown as ***" in output.err
 
 
-def test_an_export_into_a_folder_has_them_for_its_owner_alone(
+def test_an_export_into_a_folder_has_secrets_only_for_its_owner(
     shown: tuple[Service, str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, study, _ = shown
@@ -202,7 +202,7 @@ def test_an_export_into_a_folder_has_them_for_its_owner_alone(
     assert all(path.stat().st_mode & 0o077 == 0 for path in written)
 
 
-def test_what_the_program_printed_is_kept_without_them(
+def test_output_of_the_program_is_stored_without_secrets(
     shown: tuple[Service, str, list[str]],
 ) -> None:
     service, study, _ = shown
@@ -221,7 +221,7 @@ def test_what_the_program_printed_is_kept_without_them(
     assert leaks(log.read_text()) == []
 
 
-def test_the_answer_to_a_submission_says_that_the_spec_holds_secrets(tmp_path: Path) -> None:
+def test_the_answer_to_a_submission_notes_secrets_in_the_spec(tmp_path: Path) -> None:
     options = ServiceOptions(port=0, require_token=True, program_roots=(tmp_path,))
     settings = {"wandb": {"enabled": True, "api_key": "SECRET-env-456"}}
     asked = spec(tmp_path) | {

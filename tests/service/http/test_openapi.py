@@ -22,7 +22,7 @@ def openapi(service: Service) -> dict[str, Any]:
     return service.http.get("/openapi.json").json()
 
 
-def test_every_address_says_what_it_answers(openapi: dict[str, Any]) -> None:
+def test_every_route_documents_its_responses(openapi: dict[str, Any]) -> None:
     assert len(openapi["paths"]) == 24
     for path, methods in openapi["paths"].items():
         assert path.startswith(API)

@@ -26,7 +26,7 @@ import httpx
 import pytest
 
 from autotune import cli
-from autotune.service.http.access import who_may_what
+from autotune.service.http.access import access_summary
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.store import open_store
 from autotune_workers.process.machine import free_port
@@ -108,7 +108,7 @@ def nginx(configuration: str, folder: Path, backend: str) -> Iterator[Front]:
 
 class StandIn(socketserver.StreamRequestHandler):
     """Sends one request on with the head that nginx would send
-    (`test_the_stand_in_sends_what_nginx_sends`), and the answer back."""
+    (`test_the_fake_proxy_sends_the_same_requests_as_nginx`), and the answer back."""
 
     backend: tuple[str, int]
     documented: bool
@@ -211,7 +211,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
-def test_a_plain_proxy_pass_lets_no_stranger_in(
+def test_a_plain_proxy_pass_admits_no_strangers(
     unaware: dict[str, str], way: str, tmp_path: Path
 ) -> None:
     url = unaware["url"]
@@ -227,7 +227,7 @@ def test_a_plain_proxy_pass_lets_no_stranger_in(
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's nginx has workers of another user")
-def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(
+def test_a_proxy_without_headers_is_recognized_by_its_user(
     unaware: dict[str, str], tmp_path: Path
 ) -> None:
     """HTTP/1.1 and no header of its own: nothing in the request tells it from a client of this
@@ -251,21 +251,21 @@ try:
 except urllib.error.HTTPError as error:
     print(error.status, error.read().decode())
 """
-    said = [
+    output = [
         subprocess.run(
             [sys.executable, "-c", ask, user], capture_output=True, text=True, check=True
         ).stdout
         for user in ("0", "65534")
     ]
-    assert said[0].strip() == "200"
-    assert said[1].startswith("401 ")
-    assert "another user of this machine" in said[1]
+    assert output[0].strip() == "200"
+    assert output[1].startswith("401 ")
+    assert "another user of this machine" in output[1]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("configuration", [PLAIN, DOCUMENTED], ids=["plain", "documented"])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_documented_service_lets_in_tokens_only(
+def test_the_documented_service_only_admits_tokens(
     told: dict[str, str], way: str, configuration: str, tmp_path: Path
 ) -> None:
     url, token = told["url"], told["token"]
@@ -316,7 +316,9 @@ def strangers_are_refused(proxy: Front) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("configuration", [PLAIN, DOCUMENTED], ids=["plain", "documented"])
-def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path) -> None:
+def test_the_fake_proxy_sends_the_same_requests_as_nginx(
+    configuration: str, tmp_path: Path
+) -> None:
     heads = []
     for way in WAYS:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -352,7 +354,7 @@ def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path)
     ],
     ids=lambda options: options[0],
 )
-def test_what_tells_of_an_outside_asks_for_a_token(
+def test_options_for_outside_callers_require_tokens(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -370,9 +372,9 @@ def test_what_tells_of_an_outside_asks_for_a_token(
         )
         == 2
     )
-    said = capsys.readouterr().err
-    assert f"a service with {options[0]}" in said
-    assert "autotune token create" in said
+    output = capsys.readouterr().err
+    assert f"a service with {options[0]}" in output
+    assert "autotune token create" in output
 
 
 @pytest.mark.parametrize(
@@ -383,14 +385,14 @@ def test_what_tells_of_an_outside_asks_for_a_token(
         {"public_url": "http://localhost:8600"},
     ],
 )
-def test_a_service_of_this_machine_alone_asks_nobody_for_a_token(options: dict[str, Any]) -> None:
+def test_a_local_service_requires_no_tokens(options: dict[str, Any]) -> None:
     of_here = ServiceOptions(**options)
-    assert of_here.asks_everybody == ""
-    assert "need no token" in who_may_what(of_here)
+    assert of_here.token_reason == ""
+    assert "need no token" in access_summary(of_here)
 
 
 @pytest.mark.thorough
-def test_the_start_says_who_may_do_what(unaware: dict[str, str], told: dict[str, str]) -> None:
+def test_the_start_prints_the_access_rules(unaware: dict[str, str], told: dict[str, str]) -> None:
     assert "need no token" in unaware["access"]
     assert (
         f"every caller needs a token, even on this machine (--allowed-host {NAME})"
@@ -414,7 +416,9 @@ def test_the_start_says_who_may_do_what(unaware: dict[str, str], told: dict[str,
     ],
     ids=lambda headers: next(iter(headers)),
 )
-def test_a_header_of_a_proxy_ends_trust(service: Service, headers: dict[str, str]) -> None:
+def test_a_proxy_header_makes_a_request_untrusted(
+    service: Service, headers: dict[str, str]
+) -> None:
     answer = service.http.get(f"{API}/studies", headers=headers)
     assert answer.status_code == 401
     assert "came through a proxy" in answer.json()["error"]["message"]
@@ -460,7 +464,7 @@ def test_old_http_is_not_trusted(service: Service) -> None:
     connection.close()
 
 
-def test_only_addresses_of_loopback_are_of_this_machine() -> None:
+def test_only_loopback_addresses_are_local() -> None:
     assert all(
         map(
             is_loopback,

@@ -28,7 +28,7 @@ def test_a_burst_then_a_steady_pace() -> None:
 
 
 @given(st.lists(st.floats(0, 5), max_size=60))
-def test_never_more_than_the_burst_and_what_time_brought(pauses: list[float]) -> None:
+def test_the_rate_never_exceeds_burst_plus_elapsed_time(pauses: list[float]) -> None:
     clock = Clock()
     limiter = Limiter(Rate(per_s=1.5, burst=4), monotonic=clock)
     passed = 0
@@ -38,9 +38,9 @@ def test_never_more_than_the_burst_and_what_time_brought(pauses: list[float]) ->
         assert passed <= 4 + 1.5 * clock.now_s + 1e-6
 
 
-def test_callers_are_forgotten_from_the_oldest() -> None:
+def test_the_least_recent_callers_are_dropped_first() -> None:
     limiter = Limiter(Rate(per_s=1e-9, burst=1))
-    for number in range(fair_use.MOST_CALLERS + 1):
+    for number in range(fair_use.MAX_CALLERS + 1):
         assert limiter.wait_s(str(number)) == 0
-    assert limiter.wait_s(str(fair_use.MOST_CALLERS)) > 0
+    assert limiter.wait_s(str(fair_use.MAX_CALLERS)) > 0
     assert limiter.wait_s("0") == 0

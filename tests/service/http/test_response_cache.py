@@ -37,7 +37,7 @@ def submit(store: SqlStore, name: str = "small") -> str:
     return api.submit_study(store, api.load_study(spec(name=name)), spec(name=name)).id
 
 
-def test_an_answer_lives_until_the_study_moves(store: SqlStore) -> None:
+def test_a_response_is_cached_until_the_study_changes(store: SqlStore) -> None:
     clock, make, study = Clock(), Counting(), submit(store)
     cache = ResponseCache(store, monotonic=clock)
 
@@ -61,7 +61,7 @@ def test_an_answer_lives_until_the_study_moves(store: SqlStore) -> None:
     assert make.made == 3
 
 
-def test_all_who_wait_get_one_answer(store: SqlStore) -> None:
+def test_waiting_requests_share_one_computation(store: SqlStore) -> None:
     make, study = Counting(), submit(store)
     cache = ResponseCache(store)
 
@@ -69,15 +69,15 @@ def test_all_who_wait_get_one_answer(store: SqlStore) -> None:
         askers = [asyncio.create_task(cache.get(study, "status", make)) for _ in range(50)]
         await asyncio.sleep(0)
         askers[0].cancel()  # who asked first hangs up
-        told = await asyncio.gather(*askers, return_exceptions=True)
-        assert isinstance(told[0], asyncio.CancelledError)
-        assert len(set(told[1:])) == 1
+        reported = await asyncio.gather(*askers, return_exceptions=True)
+        assert isinstance(reported[0], asyncio.CancelledError)
+        assert len(set(reported[1:])) == 1
 
     asyncio.run(story())
     assert make.made == 1
 
 
-def test_errors_are_told_and_not_kept(store: SqlStore) -> None:
+def test_errors_are_returned_and_not_cached(store: SqlStore) -> None:
     make = Counting()
     cache = ResponseCache(store)
 
@@ -90,7 +90,7 @@ def test_errors_are_told_and_not_kept(store: SqlStore) -> None:
     asyncio.run(story())
 
 
-def test_what_is_done_through_the_service_is_seen_at_once(service: Service) -> None:
+def test_changes_through_the_service_are_visible_at_once(service: Service) -> None:
     with service.client() as client:
         study = client.submit(spec(name="turns"))["study"]["id"]
         for action, status in (("pause", "PAUSED"), ("resume", "QUEUED"), ("cancel", "CANCELLED")):
@@ -101,7 +101,7 @@ def test_what_is_done_through_the_service_is_seen_at_once(service: Service) -> N
         assert client.status("turns")["study"]["id"] == newer
 
 
-def test_who_has_the_answer_already_is_told_so(service: Service) -> None:
+def test_a_client_with_the_current_response_gets_304(service: Service) -> None:
     with service.client() as client:
         study = client.submit(spec())["study"]["id"]
         client.act(study, "cancel")  # nothing of it changes any more

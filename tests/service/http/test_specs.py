@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError, SpecError
 from autotune.service.http.error_responses import RefusalError
-from autotune.service.http.specs import JSON, YAML, confined, read_body
+from autotune.service.http.specs import JSON, YAML, allowed_study, read_body
 from autotune.service.options import ServiceOptions
 from autotune.spec import Study
 from tests.matrix import examples
@@ -105,7 +105,7 @@ def changed(key: tuple[str, ...], value: Any) -> dict[str, Any]:
 def read(document: Any) -> Study | None:
     """The study, or None when the document was refused in good order; anything else is raised."""
     try:
-        return confined(read_body(json.dumps(document).encode(), JSON), ServiceOptions())
+        return allowed_study(read_body(json.dumps(document).encode(), JSON), ServiceOptions())
     except (AutotuneError, RefusalError):
         return None
 
@@ -155,11 +155,11 @@ def test_any_bytes(body: bytes) -> None:
 def test_texts_that_break_parsers(text: str) -> None:
     for media in (JSON, YAML):
         with pytest.raises((AutotuneError, RefusalError)):
-            confined(read_body(text.encode(), media), ServiceOptions())
+            allowed_study(read_body(text.encode(), media), ServiceOptions())
 
 
 @pytest.mark.parametrize("media", [JSON, YAML])
-def test_a_key_that_is_given_twice_is_named(media: str) -> None:
+def test_a_repeated_key_is_reported(media: str) -> None:
     with pytest.raises(SpecError, match="the key 'max_trials' is given twice"):
         read_body(b'{"budget": {"max_trials": 1, "seed": 2, "max_trials": 3}}', media)
 
@@ -170,12 +170,12 @@ def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
     with pytest.raises(
         SpecError, match="only allowed if the spec is a file on your own machine"
     ) as refused:
-        confined(changed(("model",), model), ServiceOptions())
+        allowed_study(changed(("model",), model), ServiceOptions())
     assert refused.value.field == "model.module"
     assert "fields inline" in refused.value.remedy
 
 
-def test_the_service_has_no_route_that_runs_a_model_dry() -> None:
+def test_the_service_has_no_route_for_dry_runs() -> None:
     """A dry run runs a user's code; no scope of a token allows that."""
     from autotune.service.http.app import create_app
     from autotune.store.in_memory import MemoryStore
@@ -187,10 +187,10 @@ def test_the_service_has_no_route_that_runs_a_model_dry() -> None:
     ]
 
 
-def test_a_submitted_spec_carries_the_config_json_of_a_class_of_transformers() -> None:
+def test_a_submitted_spec_may_contain_a_transformers_config() -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
     source = json.dumps({"model_type": "llama", "intermediate_size": 96, **sizes})
-    model = confined(
+    model = allowed_study(
         changed(("model",), {"hf": "mine", "source": source}), ServiceOptions()
     ).workload.model
     assert model.name == "mine"

@@ -19,7 +19,7 @@ def crowded(tmp_path: Path) -> Service:
     )
 
 
-def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(
+def test_waiting_studies_are_limited_per_owner(
     crowded: Service,
 ) -> None:
     with crowded as service:
@@ -45,7 +45,7 @@ def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(
         )
 
 
-def test_a_study_says_behind_what_it_waits(
+def test_a_waiting_study_shows_its_place_in_the_queue(
     crowded: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with crowded as service:
@@ -62,7 +62,7 @@ def test_a_study_says_behind_what_it_waits(
 
         first, second, third = (submitted(f"h{i}", hog) for i in range(3))
         mine = submitted("mine", other)
-        service.service._line = ([], float("-inf"))  # a reading serves for half a second
+        service.service._queue = ([], float("-inf"))  # a reading serves for half a second
         assert [behind(study) for study in (first, mine, second, third)] == [
             {"studies": 0, "owners": 0},
             {"studies": 1, "owners": 1},
@@ -77,7 +77,7 @@ def test_a_study_says_behind_what_it_waits(
         assert cli.run(["status", third, "--store", str(service.path)]) == 0
         assert "it waits behind 3 studies of 2 owners" in " ".join(capsys.readouterr().out.split())
         service.http.post(f"{API}/studies/{first}/cancel", headers=hog)
-        service.service._line = ([], float("-inf"))
+        service.service._queue = ([], float("-inf"))
         assert behind(mine) == {"studies": 1, "owners": 1}
         assert behind(second) == {"studies": 0, "owners": 0}, "of equals the oldest"
         assert behind(first) is None

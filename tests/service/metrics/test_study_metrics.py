@@ -50,7 +50,7 @@ class Board:
         )
 
 
-def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
+def test_a_study_exports_exactly_the_listed_metrics(tmp_path: Path) -> None:
     board = Board()
     metrics = StudyMetrics("some-study", connected=lambda: True, kinds=board.kinds)
     events: list[Any] = []
@@ -78,7 +78,7 @@ def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
     )
 
 
-def test_gauges_are_set_again_since_ray_forgets_them(tmp_path: Path) -> None:
+def test_gauges_are_set_again_because_ray_drops_them(tmp_path: Path) -> None:
     board = Board()
     metrics = StudyMetrics("some-study", connected=lambda: True, kinds=board.kinds)
     api.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)
@@ -97,11 +97,11 @@ def test_a_thread_sets_them_while_the_study_runs(
     board = Board()
     with StudyMetrics("some-study", connected=lambda: True, kinds=board.kinds) as metrics:
         api.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)
-        told = len(board.told)
-        until(lambda: len(board.told) > told + 8)
+        reported = len(board.told)
+        until(lambda: len(board.told) > reported + 8)
 
 
-def test_where_no_ray_is_connected_nothing_is_told(tmp_path: Path) -> None:
+def test_without_ray_nothing_is_exported(tmp_path: Path) -> None:
     board = Board()
     metrics = StudyMetrics("some-study", connected=lambda: False, kinds=board.kinds)
     api.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)

@@ -77,7 +77,7 @@ def ask(url: str, method: str, path: str, token: str = "", **more: Any) -> httpx
 
 
 @pytest.mark.thorough
-def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> None:
+def test_the_documented_tokens_allow_what_their_scopes_state(tmp_path: Path) -> None:
     store, create = str(tmp_path / "results.db"), typed("token create", "--expires")
     named = re.search(r"--scope (\w+)", create)
     scopes = [row[0].strip("`") for row in rows("| scope | allows |")]
@@ -135,7 +135,7 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
 
 
 @pytest.mark.thorough
-def test_the_health_of_the_page_says_more_to_those_with_a_token(tmp_path: Path) -> None:
+def test_the_documented_health_shows_more_with_a_token(tmp_path: Path) -> None:
     store = str(tmp_path / "results.db")
     token = json.loads(run(typed("token create", "--expires"), store, "--json"))["token"]
     addresses = [line.removeprefix("GET ") for line in SAID if line.startswith("GET ")]
@@ -168,7 +168,7 @@ def followed(folder: Path, line: str) -> None:
 
 
 @pytest.mark.thorough
-def test_the_service_of_the_page_on_postgresql_with_its_backup(tmp_path: Path) -> None:
+def test_the_documented_service_on_postgresql_with_its_backup(tmp_path: Path) -> None:
     line = next(
         line for line in TYPED if "postgresql://" in line and "target_session_attrs" not in line
     )
@@ -198,7 +198,7 @@ def copy(server: PostgresServer, database: str, into: str) -> None:
 
 
 @pytest.mark.thorough
-def test_the_service_of_the_page_finds_the_server_of_two_that_takes_writes(tmp_path: Path) -> None:
+def test_the_documented_service_finds_the_writable_server_of_two(tmp_path: Path) -> None:
     line = typed("target_session_attrs")
     with postgres_server() as first, postgres_server(standby_of=first) as standby:
         ports = f"{standby.port},{first.port}"  # the one that takes no writes is asked first
@@ -209,7 +209,7 @@ def test_the_service_of_the_page_finds_the_server_of_two_that_takes_writes(tmp_p
 
 
 @pytest.mark.thorough
-def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: Path) -> None:
+def test_the_documented_backup_is_restored_after_the_service_stopped(tmp_path: Path) -> None:
     store, kept = str(tmp_path / "results.db"), tmp_path / "backup.db"
     backup, restore = typed("store backup"), said("store restore")
     at = {line: line.replace("backup.db", str(kept)) for line in (backup, restore)}
@@ -245,7 +245,7 @@ def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: 
             run(line, store)
 
 
-def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> None:
+def test_the_documented_options_and_variables_exist() -> None:
     found = rows("| `serve` option | meaning |")
     options = {name: row[1] for row in found for name in re.findall(r"--[\w-]+", row[0])}
     serve = typer.main.get_command(cli.application()).commands["serve"]  # type: ignore[attr-defined]
@@ -273,7 +273,7 @@ def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> Non
     assert {name for name in variables if name not in sources} == set()
 
 
-def test_the_limits_of_the_page_are_those_of_the_service(service: Service) -> None:
+def test_the_documented_limits_are_the_services(service: Service) -> None:
     limits = TEXT.partition("- Bodies are limited to")[2].partition("\n")[0]
     of_bodies, of_texts = (int(number) for number in re.findall(r"(\d+) KiB", limits))
     (mistakes,) = re.findall(r"lists the first (\w+) errors", TEXT)

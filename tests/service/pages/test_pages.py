@@ -11,7 +11,7 @@ from autotune import api, assets
 from autotune.report.history import history_line
 from autotune.service.http.access import COOKIE
 from autotune.service.pages.rendering import render
-from autotune.service.pages.study_page import SHOWN_EVENTS
+from autotune.service.pages.study_page import MAX_EVENTS
 from autotune.spec import StudyStatus
 from autotune.spec.texts.as_text import format_speedup
 from autotune.store.writes import history, locking
@@ -67,7 +67,7 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     assert tuning.http.get("/static/style.css").headers["content-type"].startswith("text/css")
 
 
-def test_a_button_acts_with_the_forms_token_only(tuning: Service) -> None:
+def test_a_button_needs_the_form_token(tuning: Service) -> None:
     with tuning.client() as client:
         study = client.submit(slow_spec())["study"]["id"]
         until(lambda: client.status(study)["study"]["status"] == "RUNNING")
@@ -93,7 +93,7 @@ def test_a_button_acts_with_the_forms_token_only(tuning: Service) -> None:
         assert again.status_code == 409
 
 
-def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
+def test_strangers_are_redirected_to_the_login_and_back(guarded: Service) -> None:
     answer = guarded.http.get("/studies?status=RUNNING")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/studies")
     assert guarded.http.post("/login", data={"token": "at_0_0", "next": "/best"}).status_code in (
@@ -126,20 +126,20 @@ def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
     "back",
     ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/a\nb"],
 )
-def test_the_login_leads_to_no_other_site(guarded: Service, back: str) -> None:
+def test_the_login_does_not_redirect_to_other_sites(guarded: Service, back: str) -> None:
     entered = guarded.http.post("/login", data={"token": guarded.token("read"), "next": back})
     assert entered.headers["location"] == "/studies"
     guarded.http.cookies.clear()
 
 
-def test_the_login_cannot_be_sent_by_another_site(guarded: Service) -> None:
+def test_other_sites_cannot_send_the_login(guarded: Service) -> None:
     answer = guarded.http.post(
         "/login", data={"token": guarded.token("read")}, headers={"Origin": "https://evil.example"}
     )
     assert answer.status_code == 403
 
 
-def test_text_of_studies_is_text(service: Service) -> None:
+def test_text_from_studies_is_escaped(service: Service) -> None:
     evil = "<script>alert(1)</script>"
     study = service.submitted(spec(name="plain"))
     lease = service.store.claim(study, "tester:1:1", lease_s=60)
@@ -158,7 +158,7 @@ def test_text_of_studies_is_text(service: Service) -> None:
     assert "&lt;script&gt;" in service.http.get(f"/studies/{study}").text
 
 
-def test_the_page_leads_to_the_ray_job(service: Service) -> None:
+def test_the_page_links_to_the_ray_job(service: Service) -> None:
     study = service.http.post("/api/v1/studies", json=spec()).json()["study"]["id"]
     url = f"http://127.0.0.1:8265/#/jobs/{study}"
     api.run_study(service.store, study, about={"ray": {"job": study, "url": url}})
@@ -182,7 +182,7 @@ def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> N
     assert shown == [str(number) for number in range(1100, 1060, -1)]
 
 
-def test_the_history_says_what_happened_and_leaves_out_what_only_programs_need(
+def test_the_history_omits_events_for_programs(
     service: Service,
 ) -> None:
     study = service.submitted(spec(name="told"))
@@ -191,7 +191,7 @@ def test_the_history_says_what_happened_and_leaves_out_what_only_programs_need(
     decided = ("study.decided", {"decision": 1, "cause": {"event": "Tick"}})
     failed = {"number": 1, "attempt": 1, "failure": {"kind": "WORKER_LOST", "message": "it died"}}
     with service.store.database.write() as connection:
-        lines = [("attempt.ended", failed), *[decided] * SHOWN_EVENTS]
+        lines = [("attempt.ended", failed), *[decided] * MAX_EVENTS]
         history.append(connection, locking.find(connection, study).key, lines)
     service.store.release(lease)
     page = service.http.get(f"/studies/{study}").text
@@ -199,10 +199,10 @@ def test_the_history_says_what_happened_and_leaves_out_what_only_programs_need(
     assert ">Trial 1: attempt 1 ended: worker lost: it died.<" in shown
     assert ">Trial 0 proposed: " in shown
     assert not any(word in shown for word in ("study.", "trial.", "attempt.", lease.owner))
-    told = [
+    reported = [
         line for event in service.store.events(study) if (line := history_line(event.to_dict()))
     ]
-    assert shown.count('<td class="line">') == len(told)
+    assert shown.count('<td class="line">') == len(reported)
 
 
 def test_studies_are_found_by_status_in_capitals_or_small_letters(service: Service) -> None:
@@ -240,7 +240,7 @@ def test_pages_write_counts_in_groups_of_three_digits(service: Service) -> None:
         )
 
 
-def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(
+def test_the_page_of_a_study_without_trials_has_no_dead_links(
     service: Service,
 ) -> None:
     study = service.submitted(spec(name="vain"))
@@ -258,7 +258,7 @@ def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(
     assert f'href="/compare?study={study}"' in page
 
 
-def test_a_study_whose_trials_all_failed_says_why_at_its_head(service: Service) -> None:
+def test_a_study_whose_trials_all_failed_shows_reasons_at_the_top(service: Service) -> None:
     study = service.submitted(spec(name="all-failed"))
     lease = service.store.claim(study, "tester:1:1", lease_s=600)
     service.store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
@@ -271,7 +271,7 @@ def test_a_study_whose_trials_all_failed_says_why_at_its_head(service: Service) 
     assert "has no result" not in of_trial, "the same in other words"
 
 
-def test_a_config_is_the_answer_once(service: Service) -> None:
+def test_the_best_config_is_shown_once(service: Service) -> None:
     study = service.submitted(spec(name="alone"))
     lease = service.store.claim(study, "tester:1:1", lease_s=600)
     service.store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
@@ -283,7 +283,7 @@ def test_a_config_is_the_answer_once(service: Service) -> None:
     assert answer.count("tp1 pp1 dp8 mb1") == 1
 
 
-def test_a_study_offers_its_export_and_its_figures_once_something_is_measured(
+def test_a_study_links_to_export_and_figures_after_the_first_measurement(
     service: Service,
 ) -> None:
     study = service.submitted(spec(name="growing"))
@@ -301,7 +301,7 @@ def test_a_study_offers_its_export_and_its_figures_once_something_is_measured(
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_node_of_a_trial_is_said_where_there_are_several(service: Service, nodes: int) -> None:
+def test_the_nodes_of_a_trial_are_shown_if_there_are_several(service: Service, nodes: int) -> None:
     cluster = f"h100-sxm-{nodes}x8"
     study = service.submitted(spec(name=f"placed-{nodes}", cluster=cluster))
     lease = service.store.claim(study, "tester:1:1", lease_s=60)
@@ -327,7 +327,7 @@ def test_the_header_marks_the_current_page(service: Service) -> None:
     assert "aria-current" not in service.http.get(f"/studies/{study}").text
 
 
-def test_pages_say_what_went_wrong(service: Service) -> None:
+def test_error_pages_show_the_problem(service: Service) -> None:
     answer = service.http.get("/studies/absent")
     assert answer.status_code == 404
     assert "There is no study" in answer.text
@@ -339,7 +339,7 @@ def test_pages_say_what_went_wrong(service: Service) -> None:
     assert service.http.get("/studies?page=99999999").status_code == 200
 
 
-def test_a_plan_that_is_not_asked_for_says_what_it_shows_and_leads_to_an_example(
+def test_the_empty_plan_page_has_an_explanation_and_an_example(
     service: Service,
 ) -> None:
     empty = service.http.get("/plan").text
@@ -363,7 +363,7 @@ def test_a_plan_explains_its_map(service: Service) -> None:
     assert "another config in the cell may be faster, but is less likely to fit" in page
 
 
-def test_a_plan_says_what_it_assumes_and_which_command_repeats_it(service: Service) -> None:
+def test_a_plan_shows_assumptions_and_its_command(service: Service) -> None:
     asked = {"model": "gemma-3-1b", "cluster": "h100-sxm-1x8", "seq_len": "2048", "batch": "64"}
     page = service.http.get("/plan", params={**asked, "trainer": "megatron"}).text
     assert "Assumed: attention is counted over all 2,048 tokens" in page

@@ -148,7 +148,7 @@ def test_comparisons_show_first_what_differs(
     assert guarded.http.get("/compare?study=absent", headers=rae).status_code == 404
 
 
-def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
+def test_an_export_is_shown_and_downloaded_or_shows_what_it_needs(
     guarded: Service, study: str, rae: dict[str, str]
 ) -> None:
     url = f"/studies/{study}/export"
@@ -174,7 +174,7 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
     assert "Set the option under Options: <code>argv=VALUE</code>" in lacking
 
 
-def test_a_ranking_follows_the_objective_that_was_asked_for(
+def test_a_ranking_uses_the_requested_objective(
     guarded: Service, study: str, rae: dict[str, str]
 ) -> None:
     page = guarded.http.get(
@@ -225,7 +225,7 @@ def test_a_new_study_is_checked_with_lines_and_columns_and_previewed_and_submitt
 @pytest.mark.parametrize(
     "trainer", ["{kind: command, argv: [sh]}", "{kind: deepspeed, script: /bin/sh}"]
 )
-def test_programs_are_refused_in_a_preview_as_in_a_submission(
+def test_programs_are_rejected_in_previews_and_submissions(
     guarded: Service, ann: dict[str, str], trainer: str
 ) -> None:
     data = {"form_token": token_of(guarded, "/submit", ann), "spec": f"{SPEC}trainer: {trainer}\n"}
@@ -235,7 +235,7 @@ def test_programs_are_refused_in_a_preview_as_in_a_submission(
     assert 'class="problems"' in answer.text
 
 
-def test_forms_are_refused_without_their_token_and_to_those_who_may_not(
+def test_forms_are_rejected_without_their_token_or_scope(
     guarded: Service, study: str, ann: dict[str, str], rae: dict[str, str]
 ) -> None:
     bob = {"Cookie": f"{COOKIE}={guarded.token('submit', 'bob')}"}
@@ -294,7 +294,7 @@ def test_a_study_is_tagged_noted_and_deleted_from_its_pages(
     assert guarded.http.get(url, headers=ann).status_code == 404
 
 
-def test_the_report_of_a_study_whose_logs_hold_half_characters(
+def test_the_report_of_a_study_whose_logs_have_lone_surrogates(
     guarded: Service, study: str, rae: dict[str, str]
 ) -> None:
     for part in ("report", "figures", "trials/1"):

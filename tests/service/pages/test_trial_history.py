@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.ports import HistoryEvent
-from autotune.service.pages.trial_page import MOST_EVENTS, PAGE, events_of_trial
+from autotune.service.pages.trial_page import MAX_EVENTS, PAGE, events_of_trial
 from autotune.store import SqlStore, open_store
 from autotune.store.writes import history, locking
 from autotune.testing.stores import measured, pending, run_trial, running_study
@@ -71,4 +71,4 @@ def test_a_part_of_a_long_history_is_read(tmp_path: Path) -> None:
     counted = CountingStore(store)
     (event,) = events_of_trial(counted, lease.study, 4_700)  # type: ignore[arg-type]
     assert event.data["number"] == 4_700
-    assert counted.read <= MOST_EVENTS + 6 * PAGE
+    assert counted.read <= MAX_EVENTS + 6 * PAGE

@@ -61,7 +61,7 @@ def test_trials_are_sorted_and_filtered_by_status_knobs_and_words(
     assert numbers(small, **asked) == found
 
 
-def test_the_heads_of_the_table_say_and_change_its_order(small: Result) -> None:
+def test_the_heads_of_the_table_show_and_change_its_order(small: Result) -> None:
     heads = {
         head["name"]: head
         for head in trial_table(small, TrialQuery.of({"sort": "-measured"}))["heads"]
@@ -71,7 +71,7 @@ def test_the_heads_of_the_table_say_and_change_its_order(small: Result) -> None:
     assert heads["Memory"]["address"] == "?sort=-memory#trials"
 
 
-def test_a_config_has_one_row_unless_every_run_is_asked_for() -> None:
+def test_a_config_has_one_row_unless_every_run_is_requested() -> None:
     runs = [trial(0, step_time_s=1.0), trial(1, step_time_s=0.5, micro_batch_size=2)]
     finals = [
         replace(t, number=n, purpose=TrialPurpose.FINAL)
@@ -93,7 +93,7 @@ def test_a_config_has_one_row_unless_every_run_is_asked_for() -> None:
     }
 
 
-def test_a_filter_stands_in_the_addresses_and_a_wrong_one_is_refused(
+def test_filters_are_in_the_links_and_wrong_ones_are_rejected(
     small: Result, service: Service
 ) -> None:
     table = trial_table(
@@ -110,7 +110,7 @@ def test_a_filter_stands_in_the_addresses_and_a_wrong_one_is_refused(
     )
 
 
-def test_pages_hold_each_trial_once_and_keep_what_was_asked(many: Result) -> None:
+def test_pages_have_each_trial_once_and_keep_the_filters(many: Result) -> None:
     shown, query = list[int](), {"sort": "-step", "where": "dp=8"}
     for page in ("1", "2", "3"):
         table = trial_table(many, TrialQuery.of({**query, "page": page}))
@@ -123,7 +123,7 @@ def test_pages_hold_each_trial_once_and_keep_what_was_asked(many: Result) -> Non
 
 
 @pytest.mark.thorough
-def test_the_winner_has_one_figure_wherever_it_is_shown(tuning: Service) -> None:
+def test_the_winner_has_the_same_figures_everywhere(tuning: Service) -> None:
     """After final rounds that measured it at another speed than the search did."""
     runner = {"kind": "simulated", "noise": 0.05, "outlier_every": 0}
     with tuning.client() as client:

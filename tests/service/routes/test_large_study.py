@@ -15,7 +15,7 @@ from autotune.ports import Lease
 from autotune.report.figures import FIGURES
 from autotune.results.answers import result_of
 from autotune.service.pages import study_page
-from autotune.service.pages.study_page import MOST_WAITED_FOR
+from autotune.service.pages.study_page import MAX_IMMEDIATE_TRIALS
 from autotune.service.pages.trial_table import PAGE
 from autotune.spec import Reward, Trial
 from autotune.store.in_memory import MemoryStore
@@ -54,7 +54,7 @@ class CountedReads(MemoryStore):
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A service on a store that counts, for which `SMALL` trials are many."""
-    monkeypatch.setattr(study_page, "MOST_WAITED_FOR", SMALL)
+    monkeypatch.setattr(study_page, "MAX_IMMEDIATE_TRIALS", SMALL)
     with Service(tmp_path, store=CountedReads()) as running:
         yield running
 
@@ -68,7 +68,7 @@ def study_of(store: MemoryStore, num_trials: int, name: str) -> Lease:
 
 
 @pytest.mark.thorough
-def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counted: Service) -> None:
+def test_a_large_page_reads_no_trials_and_later_only_changed_ones(counted: Service) -> None:
     store, http = counted.store, counted.http
     lease, larger = study_of(store, SMALL + 1, "many"), study_of(store, 3 * SMALL, "more")
     page, results = f"/studies/{lease.study}", f"/studies/{lease.study}/results"
@@ -121,9 +121,7 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
 
 
 @pytest.mark.thorough
-def test_the_report_shows_the_figures_that_are_drawn_already(
-    counted: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_reuses_drawn_figures(counted: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     study, drawn = study_of(counted.store, SMALL + 1, "reported").study, list[str]()
     for name, draw in list(FIGURES.items()):
         monkeypatch.setitem(
@@ -147,9 +145,9 @@ def test_a_browser_without_scripts_gets_the_whole_page(counted: Service) -> None
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_large_study_come_after_its_page(tmp_path: Path) -> None:
+def test_the_page_of_a_large_study_fetches_its_parts(tmp_path: Path) -> None:
     with Service(tmp_path) as service:
-        study = large_study(service.store, MOST_WAITED_FOR + 100)
+        study = large_study(service.store, MAX_IMMEDIATE_TRIALS + 100)
         assert f'data-from="/studies/{study}/results?' in service.http.get(f"/studies/{study}").text
         assert (
             service.http.get(f"/studies/{study}/results").text.count(

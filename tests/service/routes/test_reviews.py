@@ -54,7 +54,7 @@ torchrun --nproc_per_node=8 run_clm.py --model_name_or_path meta-llama/Llama-3.1
 """
 
 
-def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the_spec(
+def test_a_new_study_starts_with_a_review_whose_button_makes_the_spec(
     service: Service,
 ) -> None:
     page = service.http.get("/submit").text
@@ -71,8 +71,8 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         return html.unescape(answer.text)
 
     assert "missing: the GPUs to train on" in sent(seq_len="4096")
-    said = {"cluster": "h200-sxm", "seq_len": "4096"}
-    text = sent(**said)
+    fields_texts = {"cluster": "h200-sxm", "seq_len": "4096"}
+    text = sent(**fields_texts)
     for part in (
         "llama-8b (8.03G) on 8 x h200-sxm",
         "fits: ",
@@ -82,7 +82,7 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         assert part in text
     assert "my-first-study" in text, "the spec below stays until its button is pressed"
     tuned = re.search(
-        r'<textarea id="spec"[^>]*>\n(.*?)</textarea>', sent(**said, tune="1"), re.DOTALL
+        r'<textarea id="spec"[^>]*>\n(.*?)</textarea>', sent(**fields_texts, tune="1"), re.DOTALL
     )
     assert tuned
     spec = yaml.safe_load(tuned[1])
@@ -94,18 +94,18 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         ({"cluster": "x9"}, "x9"),
         ({"launch": "echo", "cluster": ""}, "does not start a recognizable Python program"),
     ):
-        assert words in sent(**{**said, **wrong})
-        assert 'class="problems"' in sent(**{**said, **wrong})
+        assert words in sent(**{**fields_texts, **wrong})
+        assert 'class="problems"' in sent(**{**fields_texts, **wrong})
     assert len(service.store.studies()) == before
 
 
-def test_a_spec_that_the_service_would_refuse_says_where_to_run_it(service: Service) -> None:
+def test_a_spec_that_the_service_rejects_shows_where_to_run_it(service: Service) -> None:
     token = re.search(r'name="form_token" value="([0-9a-f]+)"', service.http.get("/submit").text)
     assert token
 
     def tuned(launch: str) -> str:
-        said = {"launch": launch, "cluster": "h100-sxm-1x8", "seq_len": "4096", "tune": "1"}
-        answer = service.http.post("/submit/review", data={"form_token": token[1], **said})
+        fields = {"launch": launch, "cluster": "h100-sxm-1x8", "seq_len": "4096", "tune": "1"}
+        answer = service.http.post("/submit/review", data={"form_token": token[1], **fields})
         return html.unescape(answer.text)
 
     own_program = tuned(LAUNCH)

@@ -21,7 +21,7 @@ from autotune.testing.stores import decide, failed, measured, pending, run_trial
 from tests.service.running import API, Service, slow_spec, spec, until
 
 
-def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
+def test_a_study_is_submitted_run_and_read(tuning: Service) -> None:
     with tuning.client() as client:
         study = client.submit(spec(name="first"))["study"]
         assert study["status"] == "QUEUED"
@@ -68,23 +68,23 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         assert "7" in launch["argv"] or any(word.endswith("=7") for word in launch["argv"])
 
 
-def test_the_stream_tells_all_and_ends(tuning: Service) -> None:
+def test_the_stream_has_all_events_and_ends(tuning: Service) -> None:
     with tuning.client() as client:
         study = client.submit(spec(name="streamed"))["study"]["id"]
-        told = list(client.stream(study))
-        assert [event["sequence"] for event in told] == list(range(1, len(told) + 1))
-        assert "study.completed" in [event["kind"] for event in told]
-        assert told[: len(client.events(study))] == client.events(study)[: len(told)]
-        rest = list(client.stream(study, after=len(told) - 2))
-        assert [event["sequence"] for event in rest][:2] == [len(told) - 1, len(told)]
-    accept = {"Accept": "text/event-stream", "Last-Event-ID": str(len(told))}
+        reported = list(client.stream(study))
+        assert [event["sequence"] for event in reported] == list(range(1, len(reported) + 1))
+        assert "study.completed" in [event["kind"] for event in reported]
+        assert reported[: len(client.events(study))] == client.events(study)[: len(reported)]
+        rest = list(client.stream(study, after=len(reported) - 2))
+        assert [event["sequence"] for event in rest][:2] == [len(reported) - 1, len(reported)]
+    accept = {"Accept": "text/event-stream", "Last-Event-ID": str(len(reported))}
     with tuning.http.stream("GET", f"{API}/studies/{study}/events", headers=accept) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("event:")]
     assert lines[-1] == "event: end"
     until(lambda: tuning.service.streams == 0)
 
 
-def test_the_stream_of_a_study_that_is_deleted_between_two_looks_ends(
+def test_the_stream_of_a_study_deleted_between_two_polls_ends(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "STREAM_POLL_S", 1.0)
@@ -120,7 +120,7 @@ def test_a_running_study_is_paused_resumed_and_cancelled(tuning: Service) -> Non
             client.act(study, "resume")
 
 
-def test_one_key_makes_one_study(service: Service) -> None:
+def test_one_idempotency_key_creates_one_study(service: Service) -> None:
     with service.client() as client:
         first = client.submit(spec(), idempotency_key="k-1")["study"]
         assert client.submit(spec(), idempotency_key="k-1")["study"]["id"] == first["id"]
@@ -156,7 +156,7 @@ def test_a_queued_study_is_paused_and_stopped(service: Service) -> None:
         assert actions == ["study.submit", "study.pause", "study.resume", "study.stop"]
 
 
-def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
+def test_a_plan_needs_no_hardware_and_stores_nothing(service: Service) -> None:
     with service.client() as client:
         before = len(client.studies(limit=1000)["studies"])
         plan = client.plan(spec(), top=3)
@@ -168,7 +168,7 @@ def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
         assert len(client.studies(limit=1000)["studies"]) == before
 
 
-def test_what_a_service_may_not_run_it_plans(tmp_path: Path) -> None:
+def test_a_service_plans_specs_that_it_may_not_run(tmp_path: Path) -> None:
     """A plan runs nothing, so the runner and the data of its spec do not matter."""
     options = ServiceOptions(port=0, runners={"local": frozenset()})
     form = {"model": "gpt2-medium", "cluster": "h100-sxm-1x8", "seq_len": "1024", "batch": "64"}
@@ -190,7 +190,7 @@ def test_what_a_service_may_not_run_it_plans(tmp_path: Path) -> None:
         assert 'role="alert"' not in page
 
 
-def test_a_plan_compares_the_clusters_that_it_is_asked_about(service: Service) -> None:
+def test_a_plan_compares_the_requested_clusters(service: Service) -> None:
     with service.client() as client:
         plan = client.plan(spec(), top=1, clusters=["h100-sxm-1x8", "a100-80gb-1x8"], tokens=1e9)
         assert [choice["cluster"] for choice in plan["clusters"]] == [
@@ -203,7 +203,7 @@ def test_a_plan_compares_the_clusters_that_it_is_asked_about(service: Service) -
             client.plan(spec(), tokens=1e9)
 
 
-def test_what_cannot_be_is_refused_with_its_reason(service: Service) -> None:
+def test_impossible_requests_are_rejected_with_a_reason(service: Service) -> None:
     with service.client() as client:
         with pytest.raises(SpecError) as unknown:
             client.submit(spec(modell="x"))
@@ -216,7 +216,7 @@ def test_what_cannot_be_is_refused_with_its_reason(service: Service) -> None:
             client.export(client.submit(spec())["study"]["id"], "megatron")
 
 
-def test_yaml_is_taken_too(service: Service) -> None:
+def test_yaml_specs_are_accepted(service: Service) -> None:
     import yaml
 
     answer = service.http.post(
@@ -228,7 +228,7 @@ def test_yaml_is_taken_too(service: Service) -> None:
     assert answer.headers["location"] == f"{API}/studies/{answer.json()['study']['id']}"
 
 
-def test_health_and_metrics_say_how_it_is(tuning: Service) -> None:
+def test_health_and_metrics_show_the_state(tuning: Service) -> None:
     with tuning.client() as client:
         health = client.health()
         assert health["status"] == "ok"
@@ -323,7 +323,7 @@ def test_lists_are_filtered_and_paged_the_same_way_everywhere(
     assert "--owner and --tag apply to studies, but --observed" in capsys.readouterr().err
 
 
-def test_a_client_asks_for_a_review(service: Service) -> None:
+def test_a_client_can_request_a_review(service: Service) -> None:
     text = "torchrun --nproc_per_node 8 t.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --block_size 4096 --bf16 True\n"
     with service.client() as client:
         found = client.review({"run.sh": text}, cluster="h200-sxm", batch=8)

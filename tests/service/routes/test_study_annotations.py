@@ -31,7 +31,7 @@ def started(service: Service, study: str) -> Lease:
     return lease
 
 
-def test_everybody_who_submits_writes_notes_and_their_author_or_the_owner_removes_them(
+def test_submitters_may_write_notes_and_authors_or_owners_remove_them(
     guarded: Service,
 ) -> None:
     ann, bob, eve = (guarded.token("submit", name) for name in ("ann", "bob", "eve"))
@@ -62,7 +62,7 @@ def test_everybody_who_submits_writes_notes_and_their_author_or_the_owner_remove
             client.add_note(study, "  ")
 
 
-def test_tags_are_the_owners_and_select_studies(guarded: Service) -> None:
+def test_only_the_owner_changes_tags_which_select_studies(guarded: Service) -> None:
     ann, bob = guarded.token("submit", "ann"), guarded.token("submit", "bob")
     with guarded.client(ann) as client:
         study = client.submit(spec(name="tagged"))["study"]["id"]
@@ -88,7 +88,7 @@ def test_tags_are_the_owners_and_select_studies(guarded: Service) -> None:
     )
 
 
-def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_have_ended(
+def test_the_owner_deletes_a_study_after_it_and_its_learners_have_ended(
     guarded: Service,
 ) -> None:
     ann, bob = guarded.token("submit", "ann"), guarded.token("submit", "bob")

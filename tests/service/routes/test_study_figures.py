@@ -23,9 +23,7 @@ def finished(tuning: Service) -> str:
 
 
 @pytest.mark.thorough
-def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(
-    tuning: Service, finished: str
-) -> None:
+def test_each_figure_is_on_the_page_with_data_and_drawing(tuning: Service, finished: str) -> None:
     listed = tuning.http.get(f"{API}/studies/{finished}/figures").json()
     names = [figure["name"] for figure in listed["figures"]]
     assert {*names, *(absent["name"] for absent in listed["missing"])} == set(FIGURES) - {
@@ -49,9 +47,7 @@ def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(
         assert f"{absent['title']} (needs {absent['needs']})" in html.unescape(page)
 
 
-def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
-    service: Service, guarded: Service
-) -> None:
+def test_a_missing_figure_states_what_it_needs(service: Service, guarded: Service) -> None:
     study = service.submitted(spec(name="waiting"))
     answer = service.http.get(f"{API}/studies/{study}/figures/best_so_far.csv")
     assert answer.status_code == 404
@@ -66,7 +62,7 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(
 
 
 @pytest.mark.thorough
-def test_a_view_is_made_once_for_each_revision(tuning: Service, finished: str) -> None:
+def test_a_view_is_computed_once_per_revision(tuning: Service, finished: str) -> None:
     views = tuning.service.views
     assert views.result("drawn").trials is views.result(finished).trials
     assert views.figures(finished)[0] is views.figures(finished)[0]
@@ -77,7 +73,7 @@ def test_a_view_is_made_once_for_each_revision(tuning: Service, finished: str) -
 
 
 @pytest.mark.thorough
-def test_the_running_trials_are_followed_between_events(tuning: Service) -> None:
+def test_running_trials_are_updated_between_events(tuning: Service) -> None:
     runner = {"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 1.0}
     budget = {"max_trials": 6, "min_gain": 0}  # far longer than a busy machine takes to look at it
     with tuning.client() as client:

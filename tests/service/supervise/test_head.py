@@ -24,7 +24,7 @@ SAME = (
 
 
 @pytest.mark.thorough
-def test_head_answers_as_get_does(service: Service) -> None:
+def test_head_is_answered_like_get(service: Service) -> None:
     study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
     store = MemoryStore()
     routes = set(routes_of(create_app(store, ServiceOptions())))
@@ -45,7 +45,7 @@ def test_head_needs_the_same_token(guarded: Service) -> None:
     )
 
 
-def test_head_of_an_event_stream_opens_none(service: Service) -> None:
+def test_head_does_not_open_an_event_stream(service: Service) -> None:
     study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
     answer = service.http.head(
         f"{API}/studies/{study}/events", headers={"Accept": "text/event-stream"}

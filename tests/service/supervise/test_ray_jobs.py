@@ -102,7 +102,7 @@ def submit(store: SqlStore) -> Any:
     return api.submit_study(store, api.load_study(spec()), spec())
 
 
-def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore) -> None:
+def test_a_job_has_metadata_without_secrets(ray: PaperRay, store: SqlStore) -> None:
     record = submit(store)
     joined(ray).start(record)
     job = ray.jobs[record.id]
@@ -122,7 +122,7 @@ def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore
     assert "secret" not in json.dumps(ray.jobs)
 
 
-def test_a_job_tells_its_process_which_job_it_is(ray: PaperRay, store: SqlStore) -> None:
+def test_a_jobs_process_knows_its_job(ray: PaperRay, store: SqlStore) -> None:
     record = submit(store)
     joined(ray).start(record)
     # as Ray adds it
@@ -137,7 +137,7 @@ def test_a_job_tells_its_process_which_job_it_is(ray: PaperRay, store: SqlStore)
     assert ray_job({}) == {}
 
 
-def test_a_study_is_one_job_however_many_start_it(ray: PaperRay, store: SqlStore) -> None:
+def test_a_study_started_twice_is_one_job(ray: PaperRay, store: SqlStore) -> None:
     record = submit(store)
     for _ in range(3):
         joined(ray).start(record)
@@ -184,7 +184,7 @@ def test_a_later_service_watches_the_jobs_of_the_earlier(ray: PaperRay, store: S
     assert list(ray.jobs) == [running.id, stopped.id]
 
 
-def test_unreachable_is_not_dead(ray: PaperRay, store: SqlStore) -> None:
+def test_an_unreachable_job_is_not_dead(ray: PaperRay, store: SqlStore) -> None:
     record, launcher = submit(store), joined(ray)
     launcher.start(record)
     ray.away = True
@@ -194,10 +194,10 @@ def test_unreachable_is_not_dead(ray: PaperRay, store: SqlStore) -> None:
     assert launcher.ended() == []
     assert launcher.health() == ""
     launcher.kill(record.id)
-    assert [(e.study, e.by_hand) for e in launcher.ended()] == [(record.id, False)]
+    assert [(e.study, e.stopped_by_user) for e in launcher.ended()] == [(record.id, False)]
 
 
-def test_an_end_is_told_also_when_ray_goes_away_while_a_later_job_is_looked_at(
+def test_an_end_is_reported_even_if_ray_fails_for_a_later_job(
     ray: PaperRay, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_jobs, "PENDING_S", 0.0)
@@ -216,7 +216,7 @@ def test_an_end_is_told_also_when_ray_goes_away_while_a_later_job_is_looked_at(
     assert launcher.studies == frozenset()
 
 
-def test_a_job_that_begins_in_time_is_left_alone(
+def test_a_job_that_starts_in_time_is_not_stopped(
     ray: PaperRay, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_jobs, "PENDING_S", 1000.0)
@@ -231,7 +231,7 @@ def test_a_job_that_begins_in_time_is_left_alone(
     assert ray.jobs[record.id]["status"] == "RUNNING"
 
 
-def test_a_launcher_that_is_closed_names_no_nodes_to_scrape(ray: PaperRay, store: SqlStore) -> None:
+def test_a_closed_launcher_lists_no_nodes_to_scrape(ray: PaperRay, store: SqlStore) -> None:
     launcher = joined(ray)
     # as when a cluster has died, while the thread that keeps the list of nodes asks
     launcher.close(1.0)
@@ -262,7 +262,7 @@ def test_tokens_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql://db/autotune?password=pw", True),
     ],
 )
-def test_passwords_are_seen(url: str, secret: bool) -> None:
+def test_passwords_in_store_addresses_are_detected(url: str, secret: bool) -> None:
     assert has_password(url) is secret
 
 
@@ -308,10 +308,10 @@ def test_on_ray_itself(store: SqlStore, tmp_path: Path, monkeypatch: pytest.Monk
         )
         until(lambda: store.study(studies[0]).status is StudyStatus.CANCELLED)
         until(lambda: store.study(studies[1]).status is StudyStatus.COMPLETED)
-        told = api.document(api.result_of(store, studies[1]))["study"]["ray"]
-        assert told == {"job": studies[1], "url": f"{launcher.dashboard}/#/jobs/{studies[1]}"}
+        reported = api.document(api.result_of(store, studies[1]))["study"]["ray"]
+        assert reported == {"job": studies[1], "url": f"{launcher.dashboard}/#/jobs/{studies[1]}"}
         detail = httpx.get(
-            f"{launcher.dashboard}/api/jobs/{told['job']}",
+            f"{launcher.dashboard}/api/jobs/{reported['job']}",
             headers=headers,
             timeout=DEADLINE_S,
             trust_env=False,

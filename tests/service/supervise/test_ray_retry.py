@@ -14,7 +14,7 @@ import pytest
 from autotune.errors import RunnerError
 from autotune.service.supervise import ray_cluster, ray_retry
 from autotune.service.supervise.launcher import Ended
-from autotune.service.supervise.ray_retry import LOST, RetriedRay
+from autotune.service.supervise.ray_retry import LOST, RetryingRayLauncher
 from autotune.study.process_id import this_process
 from tests.service.running import until
 
@@ -50,7 +50,7 @@ def failing_first(times: int, made: list[PaperRay]) -> Callable[[Callable[[], bo
     """Opens a new cluster each time, but fails the first `times`."""
     left = [times]
 
-    def open_ray(given_up: Callable[[], bool]) -> PaperRay:
+    def open_ray(should_give_up: Callable[[], bool]) -> PaperRay:
         if left[0]:
             left[0] -= 1
             raise RunnerError("Ray did not start on this machine")
@@ -60,9 +60,9 @@ def failing_first(times: int, made: list[PaperRay]) -> Callable[[Callable[[], bo
     return open_ray
 
 
-def test_ray_is_tried_until_it_starts() -> None:
+def test_starting_ray_is_retried_until_it_succeeds() -> None:
     made: list[PaperRay] = []
-    launcher = RetriedRay(failing_first(3, made))
+    launcher = RetryingRayLauncher(failing_first(3, made))
     until(lambda: made)
     until(lambda: launcher.health() == "")
     assert launcher.adopted() == {"adopted"}
@@ -70,9 +70,11 @@ def test_ray_is_tried_until_it_starts() -> None:
     assert made[0].closed
 
 
-def test_until_then_studies_wait_and_health_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_ray_is_unavailable_studies_wait_and_health_reports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ray_retry, "FIRST_WAIT_S", 3600.0)
-    launcher = RetriedRay(failing_first(1, []))
+    launcher = RetryingRayLauncher(failing_first(1, []))
     until(lambda: "Ray did not start on this machine" in launcher.health())
     with pytest.raises(RunnerError, match="did not start"):
         launcher.adopted()
@@ -82,7 +84,7 @@ def test_until_then_studies_wait_and_health_says_why(monkeypatch: pytest.MonkeyP
 
 def test_a_cluster_that_dies_ends_its_jobs_and_is_replaced() -> None:
     made: list[PaperRay] = []
-    launcher = RetriedRay(failing_first(0, made))
+    launcher = RetryingRayLauncher(failing_first(0, made))
     until(lambda: launcher.health() == "")
     made[0].is_lost = True
     assert launcher.ended() == [Ended(study="a", code=LOST), Ended(study="b", code=LOST)]
@@ -91,29 +93,29 @@ def test_a_cluster_that_dies_ends_its_jobs_and_is_replaced() -> None:
     launcher.close(1.0)
 
 
-def test_a_start_that_hangs_is_given_up_when_the_service_ends() -> None:
-    def open_ray(given_up: Callable[[], bool]) -> Any:
-        until(given_up)
+def test_a_hanging_start_is_cancelled_when_the_service_ends() -> None:
+    def open_ray(should_give_up: Callable[[], bool]) -> Any:
+        until(should_give_up)
         raise RunnerError("given up")
 
-    RetriedRay(open_ray).close(1.0)
+    RetryingRayLauncher(open_ray).close(1.0)
 
 
-def test_the_place_of_a_cluster_is_private_and_removed_once_its_process_is_gone(
+def test_the_folder_of_a_cluster_is_private_and_removed_after_its_process_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     root = Path(tempfile.mkdtemp(dir="/tmp"))  # short, as sockets need it
     monkeypatch.setattr("tempfile.tempdir", str(root))
     try:
-        first = ray_cluster._new_place()
+        first = ray_cluster._new_folder()
         assert first.stat().st_mode & 0o777 == 0o700
         host, _, start, place = this_process().split(":")
         (first / ray_cluster.OWNER).write_text(
             f"{host}:{os.getpid()}:{int(start) + 1}:{place}"
         )  # the number was reused
-        second = ray_cluster._new_place()
+        second = ray_cluster._new_folder()
         (second / ray_cluster.OWNER).write_text(this_process())
-        third = ray_cluster._new_place()
+        third = ray_cluster._new_folder()
         assert set(root.iterdir()) == {second, third}  # one in use, one that is being started
     finally:
         shutil.rmtree(root)

@@ -20,7 +20,7 @@ from autotune.ports import StudyRecord
 from autotune.service.supervise.launcher import Ended, ProcessLauncher
 from autotune.service.supervise.study_fork_server import StudyForkServer
 from autotune.service.supervise.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
-from autotune.service.supervise.worker import HELD, NOT_STARTED, STORE_AWAY
+from autotune.service.supervise.worker import HELD, NOT_STARTED, STORE_UNAVAILABLE
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from autotune.store.upkeep import maintenance
@@ -109,12 +109,12 @@ def test_the_oldest_go_first_and_no_more_than_fit(
     store: SqlStore, launcher: PaperLauncher, watch: Supervisor
 ) -> None:
     made = [submit(store, seed=i) for i in range(5)]
-    watch.round()
-    watch.round()
+    watch.run_once()
+    watch.run_once()
     assert launcher.started == made[:2]
     api.act(store, made[0], "cancel")
     launcher.over = [Ended(study=made[0], code=0)]
-    watch.round()
+    watch.run_once()
     assert launcher.started == made[:3]
 
 
@@ -132,24 +132,24 @@ def test_a_study_of_another_owner_gets_the_next_free_place(
 
     hog = [of("hog", seed) for seed in range(40)]
     watch = supervisor(store, launcher, clock, most=most)
-    watch.round()
+    watch.run_once()
     assert launcher.started == hog[:most]
     for study in hog[:most]:
         lease = store.claim(study, "elsewhere:1:1", lease_s=600)
         store.set_status(study, StudyStatus.RUNNING, lease=lease, expect=[StudyStatus.QUEUED])
     other = [of("other", 100 + seed) for seed in range(2)]
-    watch.round()
+    watch.run_once()
     assert launcher.started == hog[:most], "no place is free"
     for number, study in enumerate(hog[: most + 1][:most]):
         lease = store.holder(study)
         store.set_status(study, StudyStatus.COMPLETED, lease=lease, expect=[StudyStatus.RUNNING])
         launcher.over = [Ended(study=study, code=0)]
-        watch.round()
+        watch.run_once()
         assert launcher.started[most] == other[0], number
     assert set(launcher.started[most:]) <= {*other, *hog[most : 2 * most]}
 
 
-def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
+def test_a_problem_and_its_end_are_logged_once(
     store: SqlStore, caplog: pytest.LogCaptureFixture, launcher: PaperLauncher
 ) -> None:
     caplog.set_level("INFO", "autotune.service")
@@ -166,7 +166,7 @@ def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
     ]
 
 
-def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(
+def test_a_study_of_another_runner_waits_with_a_message(
     store: SqlStore, launcher: PaperLauncher, clock: Clock
 ) -> None:
     others = [submit(store, seed=i, runner={"kind": "ray"}) for i in range(5)]
@@ -175,43 +175,43 @@ def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(
         store, launcher, max_studies=2, runners=frozenset({"local", "simulated"}), monotonic=clock
     )
     for _ in range(4):
-        watch.round()
+        watch.run_once()
     assert launcher.started == own
     for study in others:
         record = store.study(study)
         assert (record.status, "'ray' runner" in record.message) == (StudyStatus.QUEUED, True)
-        said = [
+        reported = [
             event
             for event in store.events(study)
             if "waits for a service" in str(event.data.get("message"))
         ]
-        assert len(said) == 1
+        assert len(reported) == 1
 
 
-def test_what_rests_or_is_held_elsewhere_is_left_alone(
+def test_paused_and_leased_studies_are_not_started(
     store: SqlStore, launcher: PaperLauncher, clock: Clock
 ) -> None:
     paused, held, free = (submit(store, seed=i) for i in range(3))
     api.act(store, paused, "pause")
     assert store.claim(held, "other-host:1:1", lease_s=60)
-    supervisor(store, launcher, clock, most=9).round()
+    supervisor(store, launcher, clock, most=9).run_once()
     assert launcher.started == [free]
 
 
-def test_studies_that_outlived_a_service_of_this_host_take_up_room(
+def test_studies_that_outlived_a_service_of_this_host_count_toward_the_limit(
     store: SqlStore, launcher: PaperLauncher, clock: Clock
 ) -> None:
     running, waiting = submit(store), submit(store, seed=1)
     lease = store.claim(running, this_process(), lease_s=60)
     store.set_status(running, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
     full = supervisor(store, launcher, clock, most=1)
-    full.round()
+    full.run_once()
     assert (launcher.started, full.running) == ([], {running}), "health counts it, too"
-    supervisor(store, launcher, clock, most=2).round()
+    supervisor(store, launcher, clock, most=2).run_once()
     assert launcher.started == [waiting]
 
 
-def test_what_a_dead_process_of_another_service_holds_is_started_however_long_its_lease(
+def test_a_study_of_a_dead_process_is_started_before_its_lease_expires(
     store: SqlStore, launcher: PaperLauncher, watch: Supervisor
 ) -> None:
     """The clock may have been set back since: then leases of processes that died with their service
@@ -220,58 +220,56 @@ def test_what_a_dead_process_of_another_service_holds_is_started_however_long_it
     host, pid, start, place = this_process().split(":")
     lease = store.claim(study, f"{host}:{pid}:{int(start) + 1}:{place}", lease_s=3600)
     store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
-    watch.round()
-    watch.round()
+    watch.run_once()
+    watch.run_once()
     assert launcher.started == [study]
 
 
-def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last_fails(
+def test_a_study_whose_process_dies_is_restarted_with_backoff_and_finally_fails(
     store: SqlStore, launcher: PaperLauncher, clock: Clock, watch: Supervisor
 ) -> None:
     study = submit(store)
     for death in range(1, MAX_CRASHES + 1):
-        watch.round()
+        watch.run_once()
         assert launcher.started == [study] * death
         launcher.over = [Ended(study=study, code=-9)]
-        watch.round()
+        watch.run_once()
         assert launcher.started == [study] * death  # not at once
         clock.now_s += 100
     record = store.study(study)
     assert record.status is StudyStatus.FAILED
     assert "killed by signal 9" in record.message
-    watch.round()
+    watch.run_once()
     assert len(launcher.started) == MAX_CRASHES
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("code", [HELD, STORE_AWAY, NOT_STARTED])
-def test_being_too_late_or_without_a_store_is_no_crash(
+@pytest.mark.parametrize("code", [HELD, STORE_UNAVAILABLE, NOT_STARTED])
+def test_a_held_lease_or_an_unavailable_store_is_not_a_crash(
     store: SqlStore, code: int, launcher: PaperLauncher, clock: Clock, watch: Supervisor
 ) -> None:
     study = submit(store)
     for _ in range(3 * MAX_CRASHES):
-        watch.round()
+        watch.run_once()
         launcher.over = [Ended(study=study, code=code)]
-        watch.round()
+        watch.run_once()
         clock.now_s += 10
     assert len(launcher.started) == 3 * MAX_CRASHES
     assert store.study(study).status is StudyStatus.QUEUED
 
 
-def test_a_job_that_a_person_stopped_is_cancelled(
+def test_the_study_of_a_job_stopped_by_a_user_is_cancelled(
     store: SqlStore, launcher: PaperLauncher, watch: Supervisor
 ) -> None:
     study = submit(store)
-    watch.round()
-    launcher.over = [Ended(study=study, code=1, by_hand=True)]
-    watch.round()
+    watch.run_once()
+    launcher.over = [Ended(study=study, code=1, stopped_by_user=True)]
+    watch.run_once()
     assert store.study(study).status is StudyStatus.CANCELLED
     assert launcher.started == [study]
 
 
-def test_what_cannot_be_started_now_is_tried_again(
-    store: SqlStore, launcher: PaperLauncher
-) -> None:
+def test_a_failed_start_is_retried(store: SqlStore, launcher: PaperLauncher) -> None:
     study = submit(store)
     launcher.broken = "Ray is away"
     watch = Supervisor(store, launcher, max_studies=1, poll_s=0.02)
@@ -293,10 +291,10 @@ def test_a_process_that_does_not_end_with_its_study_is_killed(
 
     monkeypatch.setattr(module, "STRAGGLE_S", -1.0)
     study = submit(store)
-    watch.round()
+    watch.run_once()
     api.act(store, study, "cancel")
     clock.now_s += 60
-    watch.round()
+    watch.run_once()
     assert launcher.killed == [study]
 
 
@@ -304,33 +302,33 @@ def test_a_study_that_is_deleted_while_its_restart_is_due_does_not_stop_the_othe
     store: SqlStore, launcher: PaperLauncher, watch: Supervisor
 ) -> None:
     gone = submit(store)
-    watch.round()
+    watch.run_once()
     launcher.over = [Ended(study=gone, code=-9)]
-    watch.round()
+    watch.run_once()
     api.act(store, gone, "cancel")
     api.delete_study(store, gone)
     other = submit(store, seed=1)
-    watch.round()
+    watch.run_once()
     assert launcher.started == [gone, other]
 
 
-def test_the_process_of_a_deleted_study_is_killed_and_the_others_are_looked_after(
+def test_the_process_of_a_deleted_study_is_killed_and_other_studies_continue(
     store: SqlStore, launcher: PaperLauncher, clock: Clock
 ) -> None:
     gone, other = submit(store), submit(store, seed=1)
     watch = supervisor(store, launcher, clock, most=3)
-    watch.round()
+    watch.run_once()
     api.act(store, gone, "cancel")
     api.delete_study(store, gone)
     later = submit(store, seed=2)
     clock.now_s += CHECK_S
-    watch.round()
+    watch.run_once()
     assert launcher.killed == [gone]
     assert launcher.started == [gone, other, later]
 
 
 @pytest.mark.thorough
-def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_turn_is_not(
+def test_a_hung_process_is_killed_and_a_waiting_one_is_not(
     store: SqlStore, launcher: PaperLauncher, clock: Clock, watch: Supervisor
 ) -> None:
     study = submit(store)
@@ -341,9 +339,9 @@ def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_
     def look(times: int) -> None:
         for _ in range(times):
             clock.now_s += CHECK_S
-            watch.round()
+            watch.run_once()
 
-    until(lambda: watch.round() or launcher.started)
+    until(lambda: watch.run_once() or launcher.started)
     look(2 * HUNG_CHECKS)
     assert launcher.killed == [], "what lies is the lease of the one before"
     lease = until(lambda: store.claim(study, "ours", lease_s=0.01))
@@ -363,9 +361,9 @@ def test_a_frozen_process_of_an_earlier_service_takes_no_place(
     assert lease is not None
     store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
     watch = supervisor(store, launcher, clock, most=1)
-    watch.round()
+    watch.run_once()
     assert launcher.started == []
-    until(lambda: watch.round() or launcher.started == [study])
+    until(lambda: watch.run_once() or launcher.started == [study])
 
 
 @pytest.mark.slow
@@ -411,7 +409,7 @@ def test_two_supervisors_on_one_store_run_each_study_once(store: SqlStore, tmp_p
 
 
 @pytest.mark.slow
-def test_of_two_services_on_one_store_each_steers_what_the_other_runs(tmp_path: Path) -> None:
+def test_two_services_on_one_store_can_control_each_others_studies(tmp_path: Path) -> None:
     document = spec(
         budget={"max_trials": 4, "min_gain": 0},
         runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 1.0},
@@ -476,7 +474,7 @@ def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> N
 
 
 @pytest.mark.thorough
-def test_a_machine_without_processes_left_ends_no_fork_server(
+def test_a_failed_fork_does_not_end_the_fork_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse() -> int:
@@ -485,9 +483,9 @@ def test_a_machine_without_processes_left_ends_no_fork_server(
     server = StudyForkServer(tmp_path, lease_s=1.0)
     monkeypatch.setattr(os, "fork", refuse)
     server._start("abc")
-    told = capfd.readouterr()
-    assert json.loads(told.out) == {"ended": "abc", "pid": 0, "code": NOT_STARTED}
-    assert "abc cannot be started now" in told.err
+    output = capfd.readouterr()
+    assert json.loads(output.out) == {"ended": "abc", "pid": 0, "code": NOT_STARTED}
+    assert "abc cannot be started now" in output.err
 
 
 @pytest.mark.thorough
@@ -509,7 +507,7 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(
+def test_the_studies_of_a_fork_server_that_dies_between_two_polls_continue(
     store: SqlStore, tmp_path: Path
 ) -> None:
     """Where another study were started on a new server before anybody noticed, the children of the

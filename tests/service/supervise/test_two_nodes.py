@@ -132,10 +132,13 @@ def test_three_people_six_studies_two_nodes(
                     )
                 assert ends["ann"] == ends["bob"] == ["COMPLETED", "COMPLETED"]
                 assert ends["eve"] == ["COMPLETED", "CANCELLED"]
-                told = api.document(api.result_of(store, made["ann"][0]))["study"]
-                assert told["ray"]["url"] == f"{head.dashboard}/#/jobs/{told['ray']['job']}"
-                assert {place["node"] for place in told["placed"]} == {socket.gethostname()}
-                assert sorted(rank for place in told["placed"] for rank in place["ranks"]) == [0, 1]
+                reported = api.document(api.result_of(store, made["ann"][0]))["study"]
+                assert reported["ray"]["url"] == f"{head.dashboard}/#/jobs/{reported['ray']['job']}"
+                assert {place["node"] for place in reported["placed"]} == {socket.gethostname()}
+                assert sorted(rank for place in reported["placed"] for rank in place["ranks"]) == [
+                    0,
+                    1,
+                ]
                 assert any(f'study="{made[owner][0]}"' in metrics.result() for owner in OWNERS)
         for study in studies:
             kinds = [event.kind for event in store.events(study)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from autotune.cli.output import note_stand_ins, stand_ins
+from autotune.cli.output import note_placeholders, placeholders
 
 PROGRAM = """\
 import argparse
@@ -16,7 +16,7 @@ for step in range(20):
 """
 
 
-def test_a_comment_stands_behind_its_value_or_above_it():
+def test_a_placeholder_comment_is_after_or_above_its_value():
     text = "\n".join(
         (
             "# Next, fill in what the comments ask for",
@@ -30,10 +30,10 @@ def test_a_comment_stands_behind_its_value_or_above_it():
             "    - --data=FILL-IN    # fill in: the script requires this option (line 3)",
         )
     )
-    assert list(stand_ins(text)) == [(2, "model"), (6, "workload"), (6, "workload"), (9, "")]
+    assert list(placeholders(text)) == [(2, "model"), (6, "workload"), (6, "workload"), (9, "")]
 
 
-def test_commands_name_the_stand_ins_of_a_draft_until_the_comments_are_gone(run, tmp_path):
+def test_commands_list_placeholders_until_their_comments_are_deleted(run, tmp_path):
     script, spec = tmp_path / "train.py", tmp_path / "study.yaml"
     script.write_text(PROGRAM)
     assert run("init", script, "-o", spec).code == 0
@@ -47,12 +47,12 @@ def test_commands_name_the_stand_ins_of_a_draft_until_the_comments_are_gone(run,
     assert "fill in" not in run("plan", spec).err
 
 
-def test_a_spec_of_ones_own_is_not_complained_of(run, write):
+def test_a_spec_without_placeholders_has_no_note(run, write):
     assert "fill in" not in run("plan", write()).err
 
 
 def test_a_pipe_is_not_opened_again(tmp_path, capsys):
     # nobody writes to it any more: opening it would wait for ever
     os.mkfifo(tmp_path / "spec.yaml")
-    note_stand_ins(str(tmp_path / "spec.yaml"))
+    note_placeholders(str(tmp_path / "spec.yaml"))
     assert capsys.readouterr().err == ""

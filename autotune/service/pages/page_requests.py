@@ -1,8 +1,9 @@
-"""A visit: who asks for a page, and what they sent with its form. Forms carry the form token
-(`autotune.service.http.access`).
+"""Requests of pages: the callers of pages, the fields of forms, and messages about completed
+actions.
 
-Flash messages: what an action did, said on the page that follows it. The address names the message;
-its text stands only here, so that a link of somebody else's cannot put words into a page.
+Forms contain the form token (`autotune.service.http.access`). After an action, the next page shows
+a message. The URL only has the message's name, so that links from other sites cannot insert text
+into a page.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ from autotune.service.http.service_state import TheService
 from autotune.service.routes.studies import MAX_TRIAL
 
 REFRESH_S = 5
-"""time after which a page without scripts loads itself again"""
+"""seconds after which a page without scripts reloads"""
 
 
-def _admitted(scope: str, *, changes: bool = False) -> Any:
+def _caller_with(scope: str, *, changes: bool = False) -> Any:
+    """Return the dependency that admits callers with a scope."""
+
     async def admit(request: Request, service: TheService) -> Caller:
         return await service.gate.admit(request, scope, changes=changes)
 
     return Depends(admit)
 
 
-Visitor = Annotated[Caller, _admitted("read")]
-Writer = Annotated[Caller, _admitted("submit")]
-"""of scope submit, who only looks at a form"""
-Changer = Annotated[Caller, _admitted("submit", changes=True)]
-"""of scope submit, who sends a form"""
+Visitor = Annotated[Caller, _caller_with("read")]
+Writer = Annotated[Caller, _caller_with("submit")]
+"""a caller with scope submit who views a form"""
+Changer = Annotated[Caller, _caller_with("submit", changes=True)]
+"""a caller with scope submit who sends a form"""
 
 
 async def own_form(request: Request, service: TheService, caller: Changer) -> dict[str, str]:
-    """The fields of a form that came from this service's own page."""
-    form = await form_of(request)
+    """Return the fields of a form that came from this service's own page."""
+    form = await read_form(request)
     service.gate.check_form(caller, form.get("form_token", ""))
     return form
 
@@ -47,8 +50,8 @@ async def own_form(request: Request, service: TheService, caller: Changer) -> di
 OwnForm = Annotated[dict[str, str], Depends(own_form)]
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises `SpecError` when the request body is not a form."""
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Raises `SpecError` if the request body is not a form."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise SpecError(
             "this address only accepts the form from its own page",
@@ -63,8 +66,8 @@ async def form_of(request: Request) -> dict[str, str]:
     return {name: values[0] for name, values in fields.items()}
 
 
-def trial_number(text: str) -> int:
-    """The number of a trial that was typed. Raises `SpecError`."""
+def parse_trial_number(text: str) -> int:
+    """Parse a trial number from a form. Raises `SpecError`."""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(MAX_TRIAL))):
         raise SpecError(
             f"a trial number must be a whole number, 0 or more, but is {text[:40]!r}", field="trial"
@@ -83,13 +86,14 @@ MESSAGES: Mapping[str, str] = {
     "tag": "The tags are changed.",
     "delete": "The study is deleted, with its trials and its history.",
 }
+"""messages by the name in the URL"""
 
 
-def said(request: Request) -> str:
-    """The message that the address names; empty without one."""
+def message_in(request: Request) -> str:
+    """Return the message for the name in the URL; an empty text without one."""
     return MESSAGES.get(request.query_params.get("done", ""), "")
 
 
-def done(path: str, what: str) -> RedirectResponse:
-    """Leads to the page at `path`, which says what was done."""
-    return RedirectResponse(f"{path}?done={what}", status_code=303)
+def redirect_after(path: str, action: str) -> RedirectResponse:
+    """Redirect to the page at `path`, which then shows the action's message."""
+    return RedirectResponse(f"{path}?done={action}", status_code=303)
