@@ -246,8 +246,7 @@ def _first_draft(
     if path.suffix in (".yaml", ".yml") and is_manifest(text):
         commands = launch_of(text)
     if commands:
-        at = path.with_suffix(".sh") if path.suffix else path
-        found = text_draft(commands, at, model=model, cluster=cluster, folder=folder, said=said)
+        found = text_draft(commands, path, model=model, cluster=cluster, folder=folder, said=said)
         if found is not None:
             return found
     name = recognized(present) or inheriting_trainer(present, path)

@@ -278,6 +278,7 @@ def test_a_manifest_has_a_first_spec(tmp_path: Path, text: str, baseline: str) -
     draft = drafted(tmp_path, {"job.yaml": text, "src/t.py": PLAIN.format("")})
     assert draft.document["baseline"].startswith(baseline)
     assert "--batch_size={micro_batch_size}" in argv(draft)
+    assert draft.heading[0].startswith("A first spec for job.yaml")
 
 
 def test_a_program_of_ray_is_no_single_process(tmp_path: Path) -> None:
