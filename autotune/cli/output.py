@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import indent
@@ -324,8 +324,24 @@ def read_study(
 
     document = api.read_document(spec)
     base = base or (folder_of(spec) if isinstance(spec, str) else Path.cwd())
-    study = api.load_study(document, overrides=overrides, base=base, limits=limits)
-    return study, places_in(document, but=overrides or ())
+    with _asking_for_values(spec):
+        study = api.load_study(document, overrides=overrides, base=base, limits=limits)
+    return study, _asking_for_values(spec, places_in(document, but=overrides or ()))
+
+
+@contextmanager
+def _asking_for_values(
+    spec: str | Mapping[str, Any], places: AbstractContextManager[None] | None = None
+) -> Iterator[None]:
+    """Replace the remedy of errors in a spec that still has placeholders by their lines, because an
+    error about a placeholder is no error of the user's."""
+    try:
+        with places or nullcontext():
+            yield
+    except AutotuneError as error:
+        if error.field and isinstance(spec, str) and (lines := _placeholder_lines(spec)):
+            error.remedy = f"first enter your own values at {lines}"
+        raise
 
 
 def note_probe_off(study: Study) -> None:
@@ -338,17 +354,21 @@ def note_probe_off(study: Study) -> None:
 
 
 def note_placeholders(spec: str) -> None:
-    """Print a note with the lines of the spec file that still have placeholders. Standard input
-    (`-`) and pipes are skipped, because they cannot be read twice."""
-    path = Path(spec)
-    if spec == "-" or not path.is_file():
-        return
-    unfilled = dict.fromkeys(placeholders(path.read_text(encoding="utf-8")))
-    if unfilled:
-        lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in unfilled)
+    """Print a note with the lines of the spec file that still have placeholders."""
+    if lines := _placeholder_lines(spec):
         note(
             f"note: {spec} still has the comment `fill in` at {lines}, so the results are for a placeholder; enter your own value and delete the comment"
         )
+
+
+def _placeholder_lines(spec: str) -> str:
+    """Return the lines of the spec file that still have placeholders, as text. Standard input (`-`)
+    and pipes are skipped, because they cannot be read twice."""
+    path = Path(spec)
+    if spec == "-" or not path.is_file():
+        return ""
+    unfilled = dict.fromkeys(placeholders(path.read_text(encoding="utf-8")))
+    return ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in unfilled)
 
 
 def _line_after_comments(lines: Sequence[str], number: int) -> int:

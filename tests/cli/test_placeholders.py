@@ -47,6 +47,17 @@ def test_commands_list_placeholders_until_their_comments_are_deleted(run, tmp_pa
     assert "fill in" not in run("plan", spec).err
 
 
+def test_an_error_about_a_placeholder_asks_for_the_values(run, tmp_path):
+    script, spec = tmp_path / "train.py", tmp_path / "study.yaml"
+    script.write_text(PROGRAM.replace("--batch-size", "--lr"))
+    assert run("init", script, "-o", spec).code == 0
+    for command in ("check", "plan"):
+        refused = run(command, spec)
+        assert refused.code != 0
+        assert "no config in the space" in refused.err
+        assert "; first enter your own values at line" in refused.err
+
+
 def test_a_spec_without_placeholders_has_no_note(run, write):
     assert "fill in" not in run("plan", write()).err
 

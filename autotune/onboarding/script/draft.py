@@ -772,7 +772,7 @@ def _parser_note(found: OptionMatches) -> str:
         known = "; only options on the command line are known" if script.options else ""
         return f"{script.name} has no recognizable options{known}"
     return (
-        f"{script.name} reads {len(script.options)} options with {script.parser}; options that are not in argv keep their defaults"
+        f"{script.name} reads {number_of(len(script.options), 'option')} with {script.parser}; options that are not in argv keep their defaults"
         + (
             ""
             if script.started

@@ -45,7 +45,7 @@ def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]
             draft = draft.put(path, replace(part, value=kept_values) if kept_values else None)
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
     note = f"{program} sets {lines} in its source, and trials and launch.sh override these values (`overrides`) without changing the file"
-    notes = tuple(each for each in draft.notes if " options with " not in each)
+    notes = tuple(each for each in draft.notes if " keep their defaults" not in each)
     return replace(draft, notes=(*notes, note))
 
 
