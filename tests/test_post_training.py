@@ -157,7 +157,7 @@ def test_the_pairs_of_dpo_follow_from_the_workload() -> None:
 def test_pairs_need_a_batch_of_whole_pairs(batch: Any) -> None:
     asked = spec(rl={"algorithm": "dpo"}, workload={"seq_len": 1024, "global_batch_size": batch})
     del asked["rollout"]
-    with pytest.raises(SpecError, match="the sequences of a pair") as caught:
+    with pytest.raises(SpecError, match="sequences in a pair") as caught:
         parse_study(asked)
     assert caught.value.field == "workload.global_batch_size"
 

@@ -198,8 +198,8 @@ def test_a_builder_that_ends_the_process_is_told() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"model_type": "llama", "architectures": ["LlamaForWhat"]}, "no class LlamaForWhat"),
-        ({"model_type": "lama"}, r"Unrecognized model identifier: lama\); fix"),
+        ({"model_type": "llama", "architectures": ["LlamaForWhat"]}, "LlamaForWhat, which transformers does not have"),
+        ({"model_type": "lama"}, r"Unrecognized model identifier: lama\); correct"),
     ],
 )
 def test_a_config_that_transformers_does_not_know_is_told_in_a_sentence(
