@@ -225,7 +225,7 @@ def profile_lines(document: dict[str, Any]) -> list[str]:
     """The same in sentences."""
     others = f"for the other configs ({document['configs']:,} in all), memory comes from formulas corrected by these runs, within {document['spread']:.1%}"
     lines = [
-        f"memory was read from {number_of(len(document['runs']), 'dry run')}, which plan, estimate and tune use; {others}"
+        f"memory comes from {number_of(len(document['runs']), 'dry run')}; plan, estimate and tune use it; {others}"
     ]
     lines += [
         f"{check['config']}: predicted from the other runs with an error of {check['error']:+.1%}"

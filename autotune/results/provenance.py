@@ -37,7 +37,7 @@ def in_environment_of(study: Study, launch: Launch, inherited: Mapping[str, str]
     runner_env = {name: str(value) for name, value in (options.get("env") or {}).items()}
     more = {n: text for n, text in inherited.items() if n not in {*runner_env, *launch.env}}
     notes = [
-        f"the trials had {_listed(variables)} on node {node}; set the same variables there"
+        f"the trials had {_listed(variables)} on node {node}; set the same variables on the node that you use"
         for node, variables in (options.get("node_env") or {}).items()
     ]
     if more:

@@ -340,7 +340,7 @@ class TargetSearcher(Searcher):
         rank = int(np.flatnonzero(self.standing.order == index)[0]) + 1
         if rank == 1:
             return "represents the top-ranked config of the target"
-        return f"represents number {rank} in the target's ranking, with an expected improvement of {self.standing.improvement[index]:.1%}"
+        return f"stands for the config ranked {rank} on the target, with an expected improvement of {self.standing.improvement[index]:.1%}"
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
         try:

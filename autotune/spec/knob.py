@@ -121,7 +121,7 @@ class Knob:
             raise self._error(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:
-        """Return the value in a text, without a check. Raises `ConfigError` for text that is not a
+        """Return the value that a string stands for, without checking it. Raises `ConfigError` for text that is not a
         value of this kind."""
         if self.kind == "word":
             return text

@@ -189,7 +189,7 @@ class PostTraining:
             raise SpecError(
                 f"staleness needs separate GPUs for generation, "
                 f"but placement=colocated and staleness={self.staleness:g}",
-                remedy="set placement to async with rollout_gpus, or omit staleness",
+                remedy="set placement to async and give rollout_gpus, or omit staleness",
                 field="rl.staleness",
             )
         if self.generates and self.rollout is None:

@@ -26,7 +26,7 @@ def test_a_launch_has_the_environment_variables_of_its_trials() -> None:
     }, "the trainer's own win, as in a trial"
     assert launch.notes == (
         "first",
-        "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7; set the same variables there",
+        "the trials had NCCL_SOCKET_IFNAME=ib1 on node gpu-7; set the same variables on the node that you use",
         "the trials inherited OMP_NUM_THREADS=4 from autotune's environment, so this launch sets the same",
     )
 

@@ -70,7 +70,7 @@ def init(
         bool,
         typer.Option(
             "--run",
-            help="Start the launch on this machine for a few optimizer steps, and write the observed values.",
+            help="Run the launch on this machine for a few optimizer steps, and write the values that were observed.",
         ),
     ] = False,
     yes: Annotated[

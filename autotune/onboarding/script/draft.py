@@ -424,7 +424,7 @@ def _one_config(today: LaunchToday) -> str:
     is_free = found.accumulates and steps not in found.fixed
     if not today.micro_batch_size or is_free or not isinstance(batch, int):
         return ""
-    why = f"no accumulation option of {found.script.name} was recognized"
+    why = f"{found.script.name} has no accumulation option that autotune recognizes"
     if steps in found.fixed:
         why = f"{steps} is always {found.fixed[steps]} ({found.where(steps) or 'as launched'})"
     return f"{why}, so a batch of {batch} allows one micro-batch for each number of ranks"

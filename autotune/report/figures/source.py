@@ -124,7 +124,7 @@ class FigureSource:
 
 
 MARK_TEXTS = {
-    "soft": "Pale dots were stopped early, because they cannot win.",
+    "soft": "Pale dots are trials that were stopped early because they could not win.",
     "best": "The large dot is the best trial.",
     "base": "The square is the baseline.",
     "fail": "Crosses at the bottom: failed.",

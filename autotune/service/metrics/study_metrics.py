@@ -166,7 +166,9 @@ class Counters:
         self._checks = self._gauge(
             "check", "Health checks of the service (1: passing, 0: failing)", "check"
         )
-        self._disk = self._gauge("disk_free_bytes", "Free space where the service keeps its data")
+        self._disk = self._gauge(
+            "disk_free_bytes", "Free disk space in the folder of the service's data"
+        )
 
     def text(
         self,

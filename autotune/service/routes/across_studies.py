@@ -40,7 +40,7 @@ from autotune.spec import Outcome
 
 router = APIRouter(tags=["answers"], route_class=JsonRoute)
 
-_DEFAULT = "default: as in the measured studies, otherwise a typical value"
+_DEFAULT = "default: the value used in the measured studies, or a typical value if there are none"
 
 
 @router.get("/best", responses=responses(model=BestAcross))

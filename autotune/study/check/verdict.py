@@ -125,7 +125,7 @@ def _ready(check: ProgramCheck) -> str:
     parts.append(
         "with losses"
         if is_known
-        else "without losses, so stability is judged only by time and memory"
+        else "without losses, so stability follows only from time and memory"
     )
     if memory is not None:
         parts.append(f"peak memory {format_bytes(memory)}")

@@ -56,7 +56,7 @@ def check_overrides(
             programs = ", ".join(word for word in argv if word.endswith(".py"))
             raise SpecError(
                 f"overrides need a program in argv, but no argument is {name!r}",
-                remedy=f"write the program as in argv ({programs})"
+                remedy=f"write the program's name as it is in argv ({programs})"
                 if programs
                 else "write the file or module exactly as in argv",
                 field=where,

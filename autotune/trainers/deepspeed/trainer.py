@@ -173,9 +173,12 @@ class DeepspeedTrainer(BundledTrainer):
             notes = notes_of(
                 (
                     c.recompute != "none",
-                    f"your program must recompute activations (recompute={c.recompute}), because ds_config.json cannot",
+                    f"your program must recompute activations (recompute={c.recompute}), because ds_config.json has no setting for this",
                 ),
-                (c.compile, "your program must call torch.compile, because ds_config.json cannot"),
+                (
+                    c.compile,
+                    "your program must call torch.compile, because ds_config.json has no setting for this",
+                ),
             )
             argv = (*start, options["script"], *own, *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=(*on_cpu, *notes))

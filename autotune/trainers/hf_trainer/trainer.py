@@ -76,7 +76,9 @@ class HfTrainer(BundledTrainer):
         """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32,
         tf32, bf16 or fp16."""
         c = effective(config)
-        alone = "transformers' Trainer trains a model from scratch only with data parallelism"
+        alone = (
+            "for a model trained from scratch, transformers' Trainer supports only data parallelism"
+        )
         return (
             *word_limit(
                 c,

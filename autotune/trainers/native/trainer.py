@@ -217,7 +217,7 @@ class NativeTrainer(StepLineTrainer):
         config, workload = document.get("config"), document.get("workload")
         if not isinstance(config, dict) or not isinstance(workload, dict):
             raise SpecError(
-                f"{name} is not a request for the native trainer, because it has no config and workload",
+                f"{name} is not a request for the native trainer, because it lacks a config or a workload",
                 remedy="use the request.json from an exported folder",
                 field="FILE",
             )

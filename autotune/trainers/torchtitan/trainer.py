@@ -194,7 +194,7 @@ class TorchtitanTrainer(Trainer):
             (True, f"{needed}; the `version` option selects a different release"),
             (
                 options["version"] == "0.2",
-                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all logits at once and needs more memory",
+                "estimates assume the loss function of release 0.3, which computes logits in chunks; 0.2 computes all logits at once and needs more memory",
             ),
             (
                 c.recompute == "selective",

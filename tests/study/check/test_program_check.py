@@ -152,7 +152,7 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
     )
     silent = verdict_of(check(PlayedLog(steps(5, math.nan), ended(time_from="arrival"))))
     assert (
-        "by arrival of its lines, without losses, so stability is judged only by time and memory"
+        "by arrival of its lines, without losses, so stability follows only from time and memory"
         in silent.message
     )
     before = verdict_of(

@@ -198,7 +198,10 @@ def test_a_builder_that_ends_the_process_is_told() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"model_type": "llama", "architectures": ["LlamaForWhat"]}, "LlamaForWhat, which transformers does not have"),
+        (
+            {"model_type": "llama", "architectures": ["LlamaForWhat"]},
+            "LlamaForWhat, which transformers does not have",
+        ),
         ({"model_type": "lama"}, r"Unrecognized model identifier: lama\); correct"),
     ],
 )
