@@ -46,9 +46,21 @@ class ProgramFacts:
 
     @property
     def parameters(self) -> int | None:
-        """Number of weights of the whole model; None if unknown or if it has pipeline stages."""
+        """Number of weights of the whole model; None if unknown, also if ranks have different parts of
+        it."""
         count = self.values.get("parameters")
-        return int(count) if count is not None and self.values.get("stages", 1) == 1 else None
+        return int(count) if count is not None and not self.is_split else None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the weights of ranks differ after a step, although no library shards them."""
+        return bool(self.values.get("is_split"))
+
+    @property
+    def trained(self) -> int | None:
+        """Number of weights that are trained; None if unknown, as `parameters`."""
+        count = self.values.get("trainable")
+        return int(count) if count is not None and self.parameters is not None else None
 
     @property
     def weights(self) -> str:
@@ -97,9 +109,11 @@ class ProgramFacts:
 
     @property
     def zero_stage(self) -> int | None:
-        """ZeRO stage of the wrapper that shards the model; None without a known wrapper."""
+        """ZeRO stage of the wrapper that shards the model, or of torch's sharded optimizer; None
+        without either."""
         stage = self.values.get("zero_stage")
-        return None if stage is None else int(stage)
+        is_sharded = not stage and "ZeroRedundancyOptimizer" in self.optimizers
+        return None if stage is None and not is_sharded else int(stage or is_sharded)
 
     @property
     def is_compiled(self) -> bool:

@@ -159,6 +159,8 @@ class ProgramSeen:
     options: tuple[Mapping[str, Any], ...] = ()
     """the options of the program, as its argparse parser has them; only of a program that is
     started `as_it_is`"""
+    steps: int = 0
+    """number of optimizer steps"""
     micro_batches: int | None = None
     """forward passes with gradients in a typical step"""
     sequences: int | None = None
@@ -191,7 +193,7 @@ class ProgramSeen:
     """whether the tokens per sequence vary from step to step, as with batches padded to their
     longest sequence"""
     unevenness: str = ""
-    """how ranks differ in the number of sequences they train on, as text"""
+    """how ranks differ in their weights or in the number of sequences they train on, as text"""
     remarks: tuple[str, ...] = ()
     """conditions that limit what the trial's figures mean, as in `Measurement.remarks`"""
     disagreement: str = ""

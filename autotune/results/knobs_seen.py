@@ -41,6 +41,8 @@ class Row:
     fix: tuple[str, Any] | None = None
     """(SECTION.KEY of the spec, observed value), if writing this value there removes the
     difference"""
+    remark: str = ""
+    """what it means for the plan, where no key of a spec says it"""
 
     @property
     def difference(self) -> str:

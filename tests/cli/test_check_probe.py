@@ -134,3 +134,41 @@ def test_an_image_model_is_ready_after_the_proposed_changes(run, output_of, tmp_
         "workload": {**document["workload"], "optimizer": "sgd"},
     }
     assert "known only by its 314 weights" in output_of("check", path)
+
+
+@pytest.mark.thorough
+def test_what_a_program_does_beside_its_spec_is_seen(run, tmp_path):
+    """Sequences twice as long as said, a file that it does not read, adapters, a frozen reference,
+    and a moving average."""
+    shutil.copy(PROGRAMS / "unlike_its_spec.py", tmp_path / "train.py")
+    document = {
+        "name": "unlike",
+        "model": {"parameters": 64 * 32 + 32 * 32 + 32 + 64 + 32 * 64 + 64},
+        "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
+        "workload": {"seq_len": 8, "global_batch_size": 4},
+        "space": {"micro_batch_size": [1, 2], "precision": ["fp32"]},
+        "baseline": "micro_batch_size=2,precision=fp32",
+        "runner": {"kind": "local", "device": "cpu"},
+        "trainer": {
+            "kind": "command",
+            "argv": [sys.executable, "train.py", "{files}/train.json"],
+            "files": {
+                "train.json": {"batch": "{micro_batch_size}", "times": "{accumulation_steps}"}
+            },
+            "cwd": str(tmp_path),
+        },
+    }
+    path = tmp_path / "unlike.yaml"
+    path.write_text(yaml.safe_dump(document))
+    found = run("check", path, "--json").document
+    assert not found["ready"]
+    assert any(told.startswith("batch options have no effect") for told in found["differences"])
+    rows = {row["name"]: row for row in found["said_and_seen"][0]["rows"]}
+    assert {name for name, row in rows.items() if row["agrees"] is False} == {
+        "seq_len",
+        "trained weights",
+    }
+    assert rows["seq_len"]["seen"] == "16"
+    assert rows["trained weights"]["seen"] == "64 of 5,280"
+    assert rows["other models"]["seen"] == "5,280 weights"
+    assert rows["copies of weights"]["seen"] == "5,184 weights"

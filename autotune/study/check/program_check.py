@@ -150,15 +150,12 @@ class ProgramCheck:
         known = {row.name for row in mine if row.difference}
         if self.second is not None:
             theirs = self.second.rows
-            no_effect = without_effect((self.config, mine), (self.second.config, theirs))
-            differences = [*no_effect, *differences]
+            no_effect = without_effect(mine, theirs)
+            known |= set(no_effect)
             label = config_label(self.second.config)
             more = [row for row in theirs if row.difference and row.name not in known]
-            differences += [
-                f"with {label}, {row.difference}"
-                for row in more
-                if not any(t.startswith(f"{row.name} has") for t in differences)
-            ]
+            differences = [*no_effect.values(), *differences]
+            differences += [f"with {label}, {row.difference}" for row in more]
         return tuple(differences)
 
     @property

@@ -18,6 +18,10 @@ PARAMETERS = 0.05
 """tolerated relative difference in the number of parameters: padded vocabularies, biases, norms"""
 LENGTH = 0.02
 """tolerated relative difference in sequence length: inputs are often a token shorter"""
+ADAPTERS = 0.1
+"""share of weights below which those that are trained are taken for adapters, if the spec has none"""
+BATCH = "sequences per step"
+DEGREES = "declare the program's degrees under trainer, such as `fixed: {{{}: 2}}`"
 
 
 def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row]:
@@ -27,12 +31,15 @@ def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row
 
 def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[Row]:
     facts, workload = ProgramFacts(seen.facts), study.workload
+    is_split = facts.is_split and config.tp * config.pp * config.ep == 1
     yield Row(
         name="ranks",
         said=str(config.world_size),
-        seen=str(facts.world),
-        agrees=facts.world == config.world_size,
-        remedy="make the launcher in trainer.argv start {nproc_per_node} processes on each node, or set matching world_sizes in the space",
+        seen=f"{facts.world}{' with different weights' if is_split else ''}",
+        agrees=facts.world == config.world_size and not is_split,
+        remedy=f"the program does not average gradients, or it splits the model over its ranks; if so, {DEGREES.format('pp')}"
+        if is_split
+        else "make the launcher in trainer.argv start {nproc_per_node} processes on each node, or set matching world_sizes in the space",
     )
     yield from _batch(study, config, seen, facts.world)
     yield precision_row(config, facts)
@@ -44,9 +51,14 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         agrees=None if optimizer is None else optimizer == workload.optimizer,
         remedy="correct workload.optimizer, which determines the memory for optimizer states",
         fix=None if optimizer is None else ("workload.optimizer", optimizer),
+        remark=f"the optimizer {facts.optimizers} is counted as {workload.optimizer}, because the memory of its states is unknown"
+        if facts.optimizers and optimizer is None
+        else "",
     )
     yield from knob_rows(config, facts)
     yield _parameters(study, seen, facts)
+    yield from _trained(study, facts)
+    yield from _unplanned(study, config, facts)
 
 
 def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) -> Iterator[Row]:
@@ -57,7 +69,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     varies = ", varies" if seen.fills_by_tokens else ""
     observed = f"{total:g}{varies} ({micro_batches})" if total else micro_batches
     yield Row(
-        name="sequences per step",
+        name=BATCH,
         said=said,
         seen=observed if seen.micro_batches else "",
         agrees=not seen.disagreement if total and not seen.fills_by_tokens else None,
@@ -66,12 +78,9 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     )
     length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None
     expected = study.workload.seq_len
-    packed = (
-        seen.tokens is not None
-        and length is not None
-        and length > expected
-        and length % expected == 0
-    )
+    share = config.global_batch_size * same_data / world * expected
+    # several sequences in one row
+    is_packed = (length or 0) > expected and abs((seen.tokens or 0) - share) <= LENGTH * share
     is_open = length is None or seen.lengths_vary  # the longest may have the length of the spec
     varies = " on average, varies" if seen.lengths_vary else ""
     yield Row(
@@ -80,14 +89,55 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         seen=f"{length:g}{varies}" if length else "",
         agrees=None
         if is_open
-        else packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
-        remedy="correct workload.seq_len, or the option that sets the length, because tokens/s and memory follow from seq_len",
+        else is_packed or abs((length or 0) - expected) <= max(1.0, LENGTH * expected),
+        remedy="correct workload.seq_len, or the option that sets the length, because tokens/s and memory follow from seq_len"
+        + (f"; if ranks share each sequence, {DEGREES.format('cp')}" if world > config.cp else ""),
         fix=None if is_open else ("workload.seq_len", round(length or 0)),
     )
 
 
+def _has_adapters(study: Study, facts: ProgramFacts) -> bool:
+    """Whether so few of the weights are trained that they are adapters."""
+    largest = 1 / 2 if study.workload.peft else ADAPTERS
+    return facts.trained is not None and facts.trained < largest * (facts.parameters or 0)
+
+
+def _trained(study: Study, facts: ProgramFacts) -> Iterator[Row]:
+    """How many of the weights are trained and whether any is kept in fp32, where that differs from a
+    plan that trains all of them with an fp32 copy."""
+    workload, peft = study.workload, study.workload.peft
+    trained, found = facts.trained, facts.parameters
+    if trained is not None and found and (peft or trained < (1 - PARAMETERS) * found):
+        has_adapters = _has_adapters(study, facts)
+        count = f"{trained:,} of {found:,}"
+        yield Row(
+            name="trained weights",
+            said=f"adapters ({peft.method}, rank {peft.rank})" if peft else "all",
+            seen=count,
+            agrees=has_adapters == bool(peft) if has_adapters or peft else None,
+            remedy="remove `peft` from workload"
+            if peft
+            else "if these are adapters, set `peft: {method: lora, rank: ...}` in workload, because gradients and optimizer states are planned for all weights",
+            remark=""
+            if has_adapters or peft
+            else f"{count} weights are trained, but all are planned as trained, so the program needs less memory than planned",
+        )
+    is_pure = facts.is_pure_bf16
+    if workload.pure_bf16 != is_pure and not workload.shards_in_fp32 and facts.weights and not peft:
+        yield Row(
+            name="pure_bf16",
+            said=str(workload.pure_bf16).lower(),
+            seen="true (weights and optimizer)" if is_pure else f"weights in {facts.weights}",
+            agrees=False if is_pure or facts.weights == "fp32" else None,
+            remedy="correct workload.pure_bf16, which determines the memory for weights, gradients and optimizer states",
+            fix=("workload.pure_bf16", str(is_pure).lower()),
+        )
+
+
 def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
     model, found = study.workload.model, facts.parameters
+    if found is not None and study.workload.peft and _has_adapters(study, facts):
+        found -= facts.trained or 0  # they are beside the model's weights
     told = f"{model.num_parameters:,}" + (" (predicted as a decoder)" if model.is_counted else "")
     is_decoder = seen.tokens is not None and not model.is_counted
     by_count = f"set `model: {{parameters: {found}}}`"
@@ -105,32 +155,60 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
     )
 
 
-def without_effect(
-    first: tuple[ParallelConfig, Sequence[Row]], second: tuple[ParallelConfig, Sequence[Row]]
-) -> list[str]:
-    """Messages about knobs that differ between two configs although the probe observed the same value,
-    which is wrong for at least one of them."""
-    (one, rows), (other, other_rows) = first, second
-    by_name = {row.name: row for row in rows}
-    messages = []
-    for row in other_rows:
-        before = by_name.get(row.name)
-        if (
-            before is None
-            or not row.seen
-            or row.name not in ("precision", "zero_stage", "recompute", "compile")
-        ):
+def _unplanned(study: Study, config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
+    """What costs memory or time and is in no plan of this spec."""
+    rl, values = study.workload.rl, facts.values
+    if frozen := int(values.get("frozen") or 0):
+        yield Row(
+            name="other models",
+            said="reference" if rl is not None and rl.reference else "none",
+            seen=f"{frozen:,} weights",
+            agrees=None,
+            remark=f"the program calls other models with {frozen:,} weights, which it does not train, such as a reference or teacher; "
+            "without `rl.reference`, neither their memory nor their time is planned"
+            if rl is None or not rl.reference
+            else "",
+        )
+    if copied := int(values.get("copied") or 0):
+        yield Row(
+            name="copies of weights",
+            said="none",
+            seen=f"{copied:,} weights",
+            agrees=None,
+            remark=f"the program keeps copies of {copied:,} weights that no optimizer uses, such as a moving average (EMA), so it needs more memory than planned",
+        )
+    if values.get("offloads") and config.offload not in ("optimizer", "all"):
+        yield Row(
+            name="offload",
+            said=config.offload,
+            seen="weights in host memory",
+            agrees=None,
+            remark="FSDP keeps weights in host memory between passes, but they are planned on the GPU, which is faster, so the program needs less GPU memory than planned",
+        )
+    if "DataParallel" in values.get("wrappers", ()):
+        yield Row(
+            name="devices",
+            said=number_of(config.world_size, "rank"),
+            seen="1 process for all visible GPUs (DataParallel)",
+            agrees=None,
+            remark="nn.DataParallel divides each batch over all visible GPUs in one process, and a trial sees only the GPUs of its config; "
+            "the spec plans one process per GPU, so trials on fewer GPUs than your launch measure a different batch per GPU. DistributedDataParallel with torchrun does not have this limit",
+        )
+
+
+def without_effect(first: Sequence[Row], second: Sequence[Row]) -> dict[str, str]:
+    """By name of the row, a message where the spec differs between two configs although the probe
+    observed the same value, which is wrong for at least one of them."""
+    before = {row.name: row for row in first}
+    messages = {}
+    for row in second:
+        same = before.get(row.name)
+        if same is None or not row.seen or row.seen != same.seen or row.said == same.said:
             continue
-        values = one.value(row.name), other.value(row.name)
-        if (
-            values[0] != values[1]
-            and row.seen == before.seen
-            and (row.agrees is False or before.agrees is False)
-        ):
-            both = " and ".join(
-                str(value).lower() if isinstance(value, bool) else str(value) for value in values
-            )
-            messages.append(
-                f"{row.name} has no effect; the probe observed {row.seen} with both {both}"
+        if row.agrees is False or same.agrees is False:
+            what = "batch options have" if row.name == BATCH else f"{row.name} has"
+            messages[row.name] = (
+                f"{what} no effect; the probe observed {row.seen} with both {same.said} and {row.said}, "
+                "so the program may not read the option or file, or may replace its value"
             )
     return messages

@@ -12,10 +12,12 @@ from statistics import median
 from autotune.spec import Failure, FailureKind, Study, config_label
 from autotune.spec.texts.as_text import format_bytes, format_duration, number_of
 from autotune.study.check.doubts import CLOCK, covers_the_batch
-from autotune.study.check.program_check import STEPS, ProgramCheck
+from autotune.study.check.program_check import SPARE, STEPS, ProgramCheck
 from autotune.study.program_remarks import listed, remarks
 from autotune.trainers import trainer
 
+MANY = 3
+"""multiple of the requested number of steps beyond which a program does not heed that number"""
 JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
 
 
@@ -179,17 +181,23 @@ def _remarks(check: ProgramCheck) -> list[str]:
             f"each trial writes files outside its folder: {listed(check.files)}. These files are kept, and your own runs may find them. `tune` stops "
             f"if a trial would overwrite such a file; {OUTPUTS}"
         )
-    texts += [
-        f"the optimizer {row.seen} is counted as {row.said}, because the memory of its states is unknown"
-        for row in check.rows
-        if row.name == "optimizer" and row.seen and row.agrees is None
-    ]
+    texts += [row.remark for row in check.rows if row.remark]
     texts += check.study.workload.assumptions
+    texts += filter(None, [_steps_beyond(check)])
     if check.second is not None and (failure := check.second.failure) is not None:
         texts.append(
             f"the second config, {config_label(check.second.config)}, failed: {failure.message}"
         )
     return texts
+
+
+def _steps_beyond(check: ProgramCheck) -> str:
+    """A remark if the second run, which may end by itself, made far more steps than asked for; empty
+    otherwise."""
+    done = check.second.seen.steps if check.second is not None and check.second.seen else 0
+    if done <= MANY * (STEPS + SPARE):
+        return ""
+    return f"the program was asked for {STEPS + SPARE} steps, but made {done} and was ended; the option that gets {{steps}} may mean something else. Trials are ended in the same way"
 
 
 def _is_unit_known(check: ProgramCheck) -> bool:

@@ -199,11 +199,18 @@ def test_a_length_that_differs_is_seen_and_one_that_is_a_token_short_is_not() ->
     length = of.workload.seq_len
     for tokens, differs in (
         (32 * length // 2, True),
+        (32 * length * 2, True),  # a multiple, as of a length of generated samples
         (32 * (length - 1), False),
         (32 * length, False),
     ):
         rows = rows_of(of, CONFIG, replace(seen(of), tokens=tokens))
         assert next(row for row in rows if row.name == "seq_len").agrees is not differs
+
+
+def test_sequences_in_one_row_have_the_specs_tokens() -> None:
+    of = study()
+    rows = rows_of(of, CONFIG, replace(seen(of), sequences=8))
+    assert next(row for row in rows if row.name == "seq_len").agrees
 
 
 def test_a_knob_whose_values_look_the_same_has_no_effect() -> None:
@@ -212,7 +219,7 @@ def test_a_knob_whose_values_look_the_same_has_no_effect() -> None:
     first, second = (
         rows_of(of, config, seen(of, config=config, autocast="")) for config in (CONFIG, other)
     )
-    (told,) = without_effect((CONFIG, first), (other, second))
+    told = without_effect(first, second)["precision"]
     assert told.startswith("precision has no effect; the probe observed")
     found = check(
         of,
@@ -247,6 +254,121 @@ def test_a_window_of_attention_that_is_shorter_than_a_sequence_is_said() -> None
     assert said.ready
     assert f"limits some or all layers to {of.workload.seq_len // 2:,} tokens" in said.remedy
     assert "limits some or all layers" not in verdict_of(check(of, seen=seen(of))).remedy
+
+
+ADAPTERS = {"peft": {"method": "lora", "rank": 8}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "share", "agrees", "remark"),
+    [
+        ({}, 0.02, False, ""),
+        ({}, 0.6, None, "weights are trained, but all are planned as trained"),
+        (ADAPTERS, 0.02, True, ""),
+        (ADAPTERS, 0.3, True, ""),  # of a small model
+        (ADAPTERS, 1.0, False, ""),
+    ],
+)
+def test_adapters_are_seen_by_the_share_of_weights_that_are_trained(
+    workload: dict[str, Any], share: float, agrees: bool | None, remark: str
+) -> None:
+    of = study(workload={"seq_len": 1024, "global_batch_size": 64, **workload})
+    count = of.workload.model.num_parameters
+    found = seen(of, parameters=count, trainable=int(share * count))
+    (row,) = [r for r in rows_of(of, CONFIG, found) if r.name == "trained weights"]
+    assert row.agrees is agrees
+    assert remark in verdict_of(check(of, seen=found)).remedy
+    assert ("workload" in row.difference) is (agrees is False)
+
+
+def test_adapters_are_no_weights_of_the_model_and_all_weights_need_no_row() -> None:
+    of = study(workload={"seq_len": 1024, "global_batch_size": 64, **ADAPTERS})
+    count = of.workload.model.num_parameters
+    found = seen(of, parameters=int(1.2 * count), trainable=int(0.2 * count))
+    assert check(of, seen=found).differences == ()
+    plain = study()
+    rows = rows_of(plain, CONFIG, seen(plain, trainable=count))
+    assert "trained weights" not in {row.name for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("said", "types", "stepped", "agrees"),
+    [
+        (False, "bfloat16", "bfloat16", False),
+        (True, "float32", "float32", False),
+        (True, "bfloat16", "float32", None),  # norms in fp32, or copies of all weights
+        (True, "bfloat16", "bfloat16", True),
+        (False, "bfloat16", "float32", True),
+    ],
+)
+def test_weights_that_are_kept_in_bf16_alone_are_seen(
+    said: bool, types: str, stepped: str, agrees: bool | None
+) -> None:
+    of = study(workload={"seq_len": 1024, "global_batch_size": 64, "pure_bf16": said})
+    found = seen(of, types={types: 100}, stepped_types={stepped: 100})
+    rows = [r for r in rows_of(of, CONFIG, found) if r.name == "pure_bf16"]
+    assert [row.agrees for row in rows] == ([] if agrees else [agrees])
+    assert [row.fix for row in rows] == (
+        [] if agrees else [("workload.pure_bf16", str(not said).lower())]
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts_seen", "words"),
+    [
+        ({"frozen": 5_000}, "calls other models with 5,000 weights"),
+        ({"copied": 5_000}, "keeps copies of 5,000 weights"),
+        ({"offloads": True}, "FSDP keeps weights in host memory"),
+        ({"wrappers": ["DataParallel"]}, "divides each batch over all visible GPUs"),
+        ({"optimizers": ["lion_pytorch.Lion"]}, "the optimizer Lion is counted as adamw"),
+    ],
+)
+def test_what_no_key_of_a_spec_describes_is_a_remark(
+    facts_seen: dict[str, Any], words: str
+) -> None:
+    of = study()
+    verdict = verdict_of(check(of, seen=seen(of, **facts_seen)))
+    assert verdict.ready
+    assert words in verdict.remedy
+    assert words not in verdict_of(check(of, seen=seen(of))).remedy
+
+
+def test_ranks_that_hold_parts_of_the_model_are_no_replicas() -> None:
+    """A pipeline of its own: each rank has its own weights, and not those of the whole model."""
+    of = study()
+    split = seen(of, is_split=True, parameters=of.workload.model.num_parameters // 2)
+    (told,) = check(of, seen=split).differences
+    assert told.startswith("ranks: the spec has 2, but the probe observed 2 with different weights")
+    staged = replace(CONFIG, pp=2, dp=1)
+    names = {r.name for r in rows_of(of, staged, split) if r.agrees is False}
+    assert names == set()
+
+
+def test_torchs_sharded_optimizer_is_the_first_stage() -> None:
+    of = study()
+    names = ["torch.distributed.optim.ZeroRedundancyOptimizer", "torch.optim.adamw.AdamW"]
+    (told,) = check(of, seen=seen(of, optimizers=names)).differences
+    assert told.startswith("zero_stage: the spec has 0, but the probe observed 1")
+
+
+def test_batch_options_that_change_nothing_have_no_effect() -> None:
+    """A file that the program does not read, which has the baseline's values by chance."""
+    of, other = study(), replace(CONFIG, micro_batch_size=2, accumulation_steps=16)
+    second = replace(seen(of), disagreement="8 micro-batches")
+    found = check(of, seen=seen(of), second=check(of, config=other, seen=second))
+    (told,) = found.differences
+    assert told.startswith("batch options have no effect; the probe observed 64 (8 micro-batches")
+
+
+@pytest.mark.parametrize(("steps", "is_said"), [(7, False), (9, False), (4000, True)])
+def test_a_program_that_does_not_heed_its_number_of_steps_is_said(
+    steps: int, is_said: bool
+) -> None:
+    of = study()
+    second = check(of, seen=replace(seen(of), steps=steps))
+    verdict = verdict_of(check(of, seen=seen(of), second=second))
+    assert verdict.ready
+    assert ("may mean something else" in verdict.remedy) is is_said
 
 
 def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_replaced() -> None:

@@ -160,6 +160,16 @@ PROGRAMS_SEEN = {
         )
         for habit in ("teacher", "average")
     },
+    "a larger model that is called without gradients": Seen(
+        command=python("habits.py", "reference"),
+        steps=[{"micro": 1}] * 4,
+        facts={"parameters": 264, "frozen": 1032, "copied": 0},
+    ),
+    "an average of the weights that is never called": Seen(
+        command=python("habits.py", "copy"),
+        steps=ONE_OF_FOUR,
+        facts={"parameters": 264, "frozen": 0, "copied": 256},
+    ),
     **{
         f"a mesh that cuts parameters and is not named for it is tensor-parallel: {habit}": Seen(
             command=torchrun("habits.py", habit),
@@ -221,6 +231,22 @@ SLOWLY_SEEN = {
 @pytest.mark.parametrize("name", PROGRAMS_SEEN)
 def test_programs_are_seen_as_they_train(name: str, tmp_path: Path) -> None:
     PROGRAMS_SEEN[name].check(watched(PROGRAMS_SEEN[name].command, cwd=tmp_path))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("habit", "differ"), [("alone", True), ("stage", True), ("sends", False), ("share", None)]
+)
+def test_ranks_report_whether_they_have_the_same_weights(
+    habit: str, differ: bool | None, tmp_path: Path
+) -> None:
+    """Those that an optimizer or a wrapper keeps equal do. Those of sharded models are not
+    compared."""
+    seen = watched(torchrun("habits.py", habit), cwd=tmp_path)
+    assert not seen.of("trouble")
+    reports = seen.of("replica")
+    assert len(reports) == (0 if differ is None else 2)
+    assert len({report["weights"] for report in reports}) == (0 if differ is None else 1 + differ)
 
 
 @pytest.mark.slow

@@ -354,6 +354,29 @@ def test_ranks_that_train_on_other_numbers_of_sequences_are_told(
     assert said in list(remarks(of.seen(), keeps_outputs=True)) or not differ
 
 
+@pytest.mark.parametrize(
+    ("weights", "degrees", "is_split", "is_said"),
+    [
+        ("ab", {}, True, True),
+        ("aa", {}, False, False),
+        ("ab", {"pp": 2, "dp": 1}, True, False),  # as the spec says
+        ("ab", {"cp": 2, "dp": 1}, True, True),
+    ],
+)
+def test_ranks_whose_weights_differ_after_a_step_are_told(
+    weights: str, degrees: dict[str, int], is_split: bool, is_said: bool
+) -> None:
+    of = trial()
+    of = ProgramTrial(
+        replace(of.request, config=replace(of.request.config, **degrees)), [stock_reader()], 0.0
+    )
+    facts = {"kind": "facts", "pid": 7, "rank": 0, "world": 2}
+    of.see([facts, report(step(1.0))], 1.0)
+    of.see([{"kind": "replica", "pid": 7 + n, "weights": w} for n, w in enumerate(weights)], 1.5)
+    assert of.seen().facts["is_split"] is is_split
+    assert ("the ranks have different weights" in of.seen().unevenness) is is_said
+
+
 def test_files_that_could_not_be_put_back_are_told() -> None:
     trial = ProgramTrial(request(), [stock_reader()], 0.0)
     trial.see([{"kind": "lost", "files": ["/a is now /.a.before-autotune: read-only"]}], 1.0)
@@ -479,7 +502,10 @@ def see_work(of: ProgramTrial, *steps: tuple[float, dict[str, float]]) -> None:
             ("saving checkpoints takes 14%", "1 of 6"),
         ),
         ([(0.4, {"checkpoint": 0.1})] * 8, ("saving checkpoints takes 25%", "8 of 8")),
-        ([(0.4, {"evaluation": 0.1})] * 8, ()),  # a teacher
+        (
+            [(0.4, {"evaluation": 0.1})] * 8,
+            ("a reference, a teacher, or generated samples) take 25% of the time of every step",),
+        ),
         ([(0.6, {"evaluation": 0.007}), (0.4, {"evaluation": 0.001})] * 4, ()),  # a small one
         # one that is slow by chance is no evaluation that takes so long
         (
@@ -509,7 +535,7 @@ def test_work_between_steps_that_trains_nothing_is_named_with_its_share(
         ([10, 16, 8, 14, 12, 15], ("(8 to 16 tokens, 12 on average)", "seq_len=16")),
         ([8] * 6, ("sequences have 8 tokens, but the spec has seq_len=16",)),
         ([15] * 6, ()),  # inputs are a token shorter
-        ([32] * 6, ()),  # two packed into one
+        ([32] * 6, ("sequences have 32 tokens, but the spec has seq_len=16",)),
     ],
 )
 def test_lengths_that_are_not_the_specs_are_told_with_the_measurement(
@@ -566,6 +592,29 @@ def test_a_program_that_takes_too_few_steps_says_how_many_count() -> None:
     message = failure_of(ended(of)).message
     assert "the probe observed 4 steps with a time (3 after warm-up), and 4 are needed" in message
     assert "the log counts 6 steps, but the probe observed 3 optimizer steps" in message
+
+
+@pytest.mark.parametrize(("compiled", "is_said"), [(False, True), (True, False)])
+def test_a_knob_that_the_program_does_not_heed_is_told_with_the_measurement(
+    compiled: bool, is_said: bool
+) -> None:
+    """`--compile` that is declared and never read: `check` compares no compiled config."""
+    of = trial()
+    config = replace(of.request.config, compile=True)
+    of = ProgramTrial(replace(of.request, config=config), [stock_reader()], 0.0)
+    facts = {"kind": "facts", "pid": 7, "rank": 0, "world": 1, "compiled": compiled}
+    of.see([facts], 0.0)
+    see_work(of, *[(0.4, {})] * 6)
+    told = ended(of).measurement.remarks
+    said = "compile: true in the spec, but the probe observed false; the option has no effect"
+    assert [remark.startswith(said) for remark in told] == [True] * is_said
+
+
+def test_sequences_that_are_packed_into_fewer_rows_are_no_other_length() -> None:
+    of = trial()
+    for number in range(6):
+        of.see([report(step(1.0 + number, sequences=[4], tokens=8 * 16))], 1.0 + number)
+    assert not of.seen().remarks
 
 
 def test_a_part_of_each_sequence_on_a_rank_is_no_other_length() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -26,6 +27,8 @@ _LIBRARIES = (
 OTHER_STACKS = 0.2
 """a model is not a plain decoder if lists of layers other than the longest have more than this
 share of the longest's weights"""
+REPLICA_SAMPLE = 8
+"""number of weights of each parameter that are compared between ranks"""
 MOST_OF_CONFIG = 16 << 10
 """largest size of a model's config that is reported, characters"""
 _OMITTED_CONFIG_KEYS = (
@@ -171,6 +174,10 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     own = [module for module in called if any(id(p) in known for p in module.parameters())]
     modules = own or [module for module in called if not is_frozen(module)] or called
     model = modules[0] if modules else None
+    # a policy that also generates, or is evaluated, is no other model
+    others = [*called, *filter(None, (ref() for ref in seen.evaluated.values()))]
+    if seen.copied is None:
+        seen.copied = _copied(torch, modules, others, stepping)
     is_running = is_distributed(torch)
     return {
         "rank": rank_of(torch),
@@ -205,9 +212,46 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
             if model is not None
             else {}
         ),
-        "frozen": parameter_count(*(module for module in called if module not in modules)),
+        "frozen": parameter_count(*modules, *others) - parameter_count(*modules),
+        "copied": seen.copied,
         **_optimizer_types(stepping),
     }
+
+
+def _copied(torch: Any, modules: list[Any], others: list[Any], optimizers: list[Any]) -> int:
+    """Number of weights in tensors that have shapes of the models' weights, but belong to no model
+    that is called and to no optimizer, such as a moving average; 0 for less than half a model, and
+    if weights are sharded."""
+    own = [parameter for module in modules for parameter in module.parameters()]
+    if any(_wrappers(module)[1] for module in modules):
+        return 0
+    used = [tensor for module in (*modules, *others) for tensor in module.state_dict().values()]
+    used += [getattr(p, name, None) for p in own for name in ("grad", "main_grad")]
+    used += parameters_of(optimizers)
+    used += [t for each in optimizers for state in each.state.values() for t in state.values()]
+    plain = (torch.Tensor, torch.nn.Parameter)
+    storages = {t.untyped_storage().data_ptr() for t in used if type(t) in plain}
+    shapes = {parameter.shape for parameter in own if parameter.dim() > 1}
+    count = 0
+    for each in gc.get_objects():
+        if type(each) in plain and each.shape in shapes and each.is_floating_point():
+            storage = each.untyped_storage().data_ptr()
+            count += 0 if storage in storages else int(each.numel())
+            storages.add(storage)
+    return count if count > sum(map(_weights_of, own)) / 2 else 0
+
+
+def replica(torch: Any, seen: Any) -> str:
+    """Hash of some trained weights of this rank, which data-parallel replicas have in common; empty
+    for a single process, and if the program shards weights or says that it splits the model."""
+    modules = [root.ref() for root in seen.roots.values() if not root.is_frozen]
+    known = [module for module in modules if module is not None]
+    if not is_distributed(torch) or any(_wrappers(m)[1] or _degrees(m) for m in known):
+        return ""
+    trained = (p for module in known for p in module.parameters() if p.requires_grad)
+    samples = [p.detach().flatten()[:REPLICA_SAMPLE].float() for p in trained]
+    values = torch.cat(samples).tolist() if samples else []
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
 def is_frozen(module: Any) -> bool:

@@ -66,6 +66,13 @@ class Seen:
         self.has_trained = False
         self.depth = self.inside_backward = 0
         self.roots: dict[int, Root] = {}
+        self.evaluated: dict[int, Any] = {}
+        """references to outermost modules that were called without training in the first steps"""
+        self.copied: int | None = None
+        """number of weights in copies of the model; None before the first step"""
+        self.is_replica_due = False
+        """whether this rank's weights are to be compared with those of the others: when the pass
+        after the first step begins, since some optimizers exchange weights after their step"""
         self.call: Call | None = None
         """current call of an outermost module that may train; None if there is none"""
         self.worked = self.ever_worked = False
@@ -316,6 +323,12 @@ class _Hooks:
         except Exception as error:
             self._reports.send("trouble", error="facts: " + repr(error)[:500])
 
+    def _report_replica(self) -> None:
+        if self.seen.is_replica_due:
+            self.seen.is_replica_due = False
+            if weights := model_facts.replica(self._torch, self.seen):
+                self._reports.send("replica", weights=weights)
+
     def _before_step(self, optimizer: Any) -> None:
         if not (self._compiling() or self.seen.off):
             self.seen.stepping += 1
@@ -347,6 +360,7 @@ class _Hooks:
         seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
         if count in FACTS_AT:
             self._report_facts()
+        seen.is_replica_due = count == 1
         seen.exploring = count < max(FACTS_AT)
         seen.watch.paused = self._profiler.is_busy(count)
         if profile_report := self._profiler.step(count, pipelined=seen.pipelined):
@@ -382,6 +396,9 @@ class _Hooks:
                     if os.getpid() == seen.pid or (trains and self._observe_fork(module)):
                         if trains:
                             _begin_outermost_call(torch, seen, module, args)
+                            self._report_replica()
+                        elif seen.exploring and len(seen.evaluated) < MOST_ROOTS:
+                            seen.evaluated[id(module)] = weakref.ref(module)
                         seen.entered = FORWARD if trains else EVALUATION
                         seen.phases.enter(seen.entered)
                 elif is_grad_enabled():

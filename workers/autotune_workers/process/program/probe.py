@@ -89,6 +89,8 @@ class ProgramProbe:
         self.steps: list[SeenStep] = []
         self._first: dict[tuple[int, Any], list[SeenStep]] = {}
         """the first `SETTLED` steps of each process"""
+        self._weights: dict[tuple[int, Any], str] = {}
+        """hash of some weights after the first step, by process"""
         self._options: dict[str, tuple[tuple[int, Any], list[Any]]] = {}
         """by program file: the first process that reported its options, and these options"""
         self._sampled_places: dict[tuple[int, Any], dict[tuple[Any, ...], int]] = {}
@@ -140,6 +142,8 @@ class ProgramProbe:
                     self.facts = {
                         name: value for name, value in report.items() if name not in ("kind", "pid")
                     }
+                case "replica":
+                    self._weights[process] = str(report.get("weights"))
                 case "options":
                     first, options = self._options.setdefault(
                         str(report.get("program")), (process, [])
@@ -259,11 +263,23 @@ class ProgramProbe:
             and not self.agrees(step)
         )
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the weights of processes differ after the first step, although no library shards
+        them."""
+        return len(set(self._weights.values())) > 1
+
     def unevenness(self) -> str:
-        """How the number of sequences of another rank differs from the measured rank's in each of
-        the first steps, as a message; empty if it does not."""
+        """How ranks that should train replicas of the model differ, as a message: in their weights, or
+        in the number of sequences in each of the first steps. Empty if they do not."""
         if (self.facts.get("degrees") or {}).get("pp", 1) > 1 or self._leader is None:
             return ""
+        config = self._request.config
+        if self.is_split and config.tp * config.pp * config.ep == 1:
+            return (
+                "after an optimizer step the ranks have different weights, so they are not data-parallel replicas: the program splits the model over its ranks "
+                "(pipeline or tensor parallelism), or does not average gradients. Batch, memory and tokens/s are counted as for replicas"
+            )
         measured = _counts(self._first.get(self._leader, []))
         for other in map(_counts, self._first.values()):
             pairs = [(a, b) for a, b in zip(measured, other, strict=False) if a and b]

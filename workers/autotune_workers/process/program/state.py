@@ -22,6 +22,7 @@ from typing import Any
 from autotune.cost import training_flops_per_token
 from autotune.diagnosis.collect import Reports
 from autotune.ports import AttemptEnded, FirstStep, ProgramSeen, StepsReported, TrialRequest
+from autotune.results.knobs_seen import without_effect_in
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.texts.as_text import format_span, number_of
 from autotune.stopping import trial_decision
@@ -429,7 +430,8 @@ class ProgramTrial:
             tokens = round(typical.sequences[0] * sum(probe.lengths) / len(probe.lengths))
         return ProgramSeen(
             id=self.request.id,
-            facts=probe.facts,
+            facts={**probe.facts, "is_split": probe.is_split} if probe.facts else {},
+            steps=len(probe.steps),
             options=probe.options,
             micro_batches=typical.micro_batches if typical else None,
             sequences=typical.sequences[0] if typical and typical.sequences else None,
@@ -507,13 +509,17 @@ class ProgramTrial:
         return float(max(filter(None, observed), default=0)) or None
 
     def _limits(self) -> tuple[str, ...]:
-        """Warnings about what the figures mean, from the probe or the log, whichever is
-        measured."""
+        """Warnings about what the figures mean, from the probe or the log, whichever is measured:
+        knobs without effect first."""
         request = self.request
         if request.as_it_is:
             return ()
         if self._source == "probe":
-            return limits(self._probe, request.workload, warmup_steps=request.measure.warmup_steps)
+            warmup_steps, facts = request.measure.warmup_steps, self._probe.facts
+            return (
+                *without_effect_in(request.config, facts, said_by="spec").values(),
+                *limits(self._probe, request.workload, warmup_steps=warmup_steps),
+            )
         if request.workload.rl is not None:  # lengths of generated responses vary
             return ()
         return logged_limits(
