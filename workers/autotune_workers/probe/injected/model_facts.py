@@ -175,7 +175,9 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     modules = own or [module for module in called if not is_frozen(module)] or called
     model = modules[0] if modules else None
     # a policy that also generates, or is evaluated, is no other model
-    others = [*called, *filter(None, (ref() for ref in seen.evaluated.values()))]
+    evaluated = (ref() for ref in seen.evaluated.values())
+    # `is not None`, because a compiled module has no truth value
+    others = [*called, *(module for module in evaluated if module is not None)]
     if seen.copied is None:
         seen.copied = _copied(torch, modules, others, stepping)
     is_running = is_distributed(torch)
