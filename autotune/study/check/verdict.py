@@ -197,7 +197,7 @@ def _steps_beyond(check: ProgramCheck) -> str:
     done = check.second.seen.steps if check.second is not None and check.second.seen else 0
     if done <= MANY * (STEPS + SPARE):
         return ""
-    return f"the program was asked for {STEPS + SPARE} steps, but made {done} and was ended; the option that gets {{steps}} may mean something else. Trials are ended in the same way"
+    return f"the program made {done} steps instead of {STEPS + SPARE}, and was ended; the option that gets {{steps}} may mean something else. Trials are ended in the same way"
 
 
 def _is_unit_known(check: ProgramCheck) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from autotune.cost import training_flops_per_token
 from autotune.diagnosis.collect import Reports
 from autotune.ports import AttemptEnded, FirstStep, ProgramSeen, StepsReported, TrialRequest
-from autotune.results.knobs_seen import without_effect_in
+from autotune.results.knobs_seen import ineffective_knobs
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.texts.as_text import format_span, number_of
 from autotune.stopping import trial_decision
@@ -517,7 +517,7 @@ class ProgramTrial:
         if self._source == "probe":
             warmup_steps, facts = request.measure.warmup_steps, self._probe.facts
             return (
-                *without_effect_in(request.config, facts, said_by="spec").values(),
+                *ineffective_knobs(request.config, facts, source="spec").values(),
                 *limits(self._probe, request.workload, warmup_steps=warmup_steps),
             )
         if request.workload.rl is not None:  # lengths of generated responses vary
