@@ -97,9 +97,13 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
 
 
 def _has_adapters(study: Study, facts: ProgramFacts) -> bool:
-    """Whether so few of the weights are trained that they are adapters."""
-    largest = 1 / 2 if study.workload.peft else ADAPTERS
-    return facts.trained is not None and facts.trained < largest * (facts.parameters or 0)
+    """Whether the trained weights are adapters: few, and if the spec has none, also in addition to
+    the weights of the model, unlike its own last layer."""
+    trained, found = facts.trained, facts.parameters or 0
+    if trained is None or study.workload.peft:
+        return trained is not None and trained < found / 2
+    planned = study.workload.model.num_parameters
+    return trained < ADAPTERS * found and abs(found - trained - planned) < abs(found - planned)
 
 
 def _trained(study: Study, facts: ProgramFacts) -> Iterator[Row]:

@@ -260,21 +260,28 @@ ADAPTERS = {"peft": {"method": "lora", "rank": 8}}
 
 
 @pytest.mark.parametrize(
-    ("workload", "share", "agrees", "remark"),
+    ("workload", "share", "more", "agrees", "remark"),
     [
-        ({}, 0.02, False, ""),
-        ({}, 0.6, None, "weights are trained, but all are planned as trained"),
-        (ADAPTERS, 0.02, True, ""),
-        (ADAPTERS, 0.3, True, ""),  # of a small model
-        (ADAPTERS, 1.0, False, ""),
+        ({}, 0.02, 0.02, False, ""),
+        (
+            {},
+            0.02,
+            0.0,
+            None,
+            "weights are trained, but all are planned as trained",
+        ),  # a last layer
+        ({}, 0.6, 0.0, None, "weights are trained, but all are planned as trained"),
+        (ADAPTERS, 0.02, 0.02, True, ""),
+        (ADAPTERS, 0.3, 0.0, True, ""),  # of a small model
+        (ADAPTERS, 1.0, 0.0, False, ""),
     ],
 )
-def test_adapters_are_seen_by_the_share_of_weights_that_are_trained(
-    workload: dict[str, Any], share: float, agrees: bool | None, remark: str
+def test_adapters_are_few_trained_weights_in_addition_to_the_model(
+    workload: dict[str, Any], share: float, more: float, agrees: bool | None, remark: str
 ) -> None:
     of = study(workload={"seq_len": 1024, "global_batch_size": 64, **workload})
     count = of.workload.model.num_parameters
-    found = seen(of, parameters=count, trainable=int(share * count))
+    found = seen(of, parameters=int((1 + more) * count), trainable=int(share * count))
     (row,) = [r for r in rows_of(of, CONFIG, found) if r.name == "trained weights"]
     assert row.agrees is agrees
     assert remark in verdict_of(check(of, seen=found)).remedy

@@ -237,7 +237,10 @@ def _copied(torch: Any, modules: list[Any], others: list[Any], optimizers: list[
     count = 0
     for each in gc.get_objects():
         if type(each) in plain and each.shape in shapes and each.is_floating_point():
-            storage = each.untyped_storage().data_ptr()
+            try:
+                storage = each.untyped_storage().data_ptr()
+            except RuntimeError:  # without storage, such as inside torch.func
+                continue
             count += 0 if storage in storages else int(each.numel())
             storages.add(storage)
     return count if count > sum(map(_weights_of, own)) / 2 else 0
