@@ -29,7 +29,7 @@ def bubble(evidence: Evidence) -> Iterator[Finding]:
         low=max(0.0, extra / 2),
         high=seen,
         what=f"pipeline stages wait for each other longer than expected ({seen:.0%} of the step instead of {due:.0%})",
-        evidence=(f"in a profiled step, sends and receives without computation take {format_duration(parts.get('bubble', 0.0))}",),
+        evidence=(f"in a profiled step, sends and receives that do not overlap with computation take {format_duration(parts.get('bubble', 0.0))}",),
         confirm="profile a step on each stage: the stage that never waits is the slow stage",
         change="split the layers so that stages take equal time (the last stage also has the head and the loss), or use more micro-batches or an interleaved schedule",
         knob="pp_schedule",

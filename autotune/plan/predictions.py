@@ -218,7 +218,7 @@ def _sources(
         known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
     ).source
     if problem:
-        return f"{source}; memory from a decoder's formulas, because a dry run was impossible: {problem}"
+        return f"{source}; memory is computed with a decoder's formulas, because the dry run failed: {problem}"
     runs = calibration.dry_runs if calibration is not None else None
     if calibration is None or runs is None or not runs.points:
         return source

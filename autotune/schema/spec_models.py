@@ -100,7 +100,7 @@ class GpuDocument(Document, defer_build=True):
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
         default=None,
-        description="power at which the peaks and rates were measured, if power_watts is lower",
+        description="power at which the peaks and rates were measured; set it only if power_watts is lower",
     )
 
 

@@ -292,7 +292,7 @@ def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
         return model
     if model.code is not None:
         raise SpecError(
-            f"a proxy of one stage needs a model with {number_of(stage.layers, 'layer')}, but the code of {model.name} always builds {model.num_layers}",
+            f"a one-stage proxy needs a model with {number_of(stage.layers, 'layer')}, but the code of {model.name} always builds {model.num_layers}",
             remedy="use configs with pp=1, or write the model's fields inline",
             field="model",
         )

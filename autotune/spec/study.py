@@ -295,7 +295,7 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
         )
     if objective.metric != "throughput":
         raise SpecError(
-            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}; proxies do not show how much a batch learns or costs on the target",
+            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}; proxies do not show how much the model learns from a batch, or what a batch costs, on the target",
             remedy="set objective.metric to throughput",
             field="objective.metric",
         )

@@ -113,6 +113,6 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
     if problem:
         tell(
             Notice(
-                message=f"memory predictions use a decoder's formulas, because a dry run was impossible: {problem}"
+                message=f"memory is computed with a decoder's formulas, because the dry run failed: {problem}"
             )
         )

@@ -48,7 +48,7 @@ READ = {
     "a program that leaves one micro-batch says so": launch(
         Read(
             notes=(
-                "no accumulation option of elsewhere.py was recognized, so a batch of 32 allows one micro-batch",
+                "elsewhere.py has no accumulation option that autotune recognizes, so a batch of 32 allows only one micro-batch",
                 "workload.global_batch_size",
             )
         ),

@@ -313,7 +313,7 @@ OTHERS = {
         },
         Read(
             document={"space/zero_stage": [0]},
-            notes=("activation checkpointing, for which ds.json has settings",),
+            notes=("activation checkpointing; ds.json has settings for it",),
             text=("zero_optimization: {stage: 3,",),
         ),
     ),

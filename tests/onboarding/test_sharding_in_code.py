@@ -159,7 +159,7 @@ def test_each_micro_batch_has_the_accumulation_of_the_batch(
 def test_a_fixed_accumulation_says_that_one_micro_batch_is_valid(tmp_path: Path) -> None:
     code = "accum_steps = 4\nAccelerator(gradient_accumulation_steps=accum_steps * 1)"
     draft = first_draft(program(tmp_path, code), cluster="h100-sxm-1x8", folder=tmp_path)
-    said = "accumulation_steps is always 4 (line 11), so a batch of 64 allows one micro-batch"
+    said = "accumulation_steps is always 4 (line 11), so a batch of 64 allows only one micro-batch"
     assert f"# {said}" in draft.text
     assert any(said in note and "trainer.overrides" in note for note in draft.notes)
 

@@ -413,7 +413,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...] | No
         "hf_trainer",
         {"args.json": json.dumps(KEEPS)},
         {"knobs": {"zero_stage": 2}, "settings": {"warmup_ratio": 0.03}},
-        ("save_strategy, save_steps, eval_strategy, report_to are left out", "read as zero_stage=2 from its name"),
+        ("save_strategy, save_steps, eval_strategy, report_to are left out", "zero_stage=2 is taken from the name of this file"),
     ),
     **{
         f"nanotron: sizes of {other or 'a Llama'} {config}": (

@@ -35,7 +35,7 @@ def note(
     with source_with_study(study, store, url) as (source, study):
         if text is not None:
             document = source.add_note(study, text)
-            message = f"note {document['note']['number']} is added to study {study}"
+            message = f"added note {document['note']['number']} to study {study}"
         elif remove is not None:
             document = source.remove_note(study, remove)
             message = f"note {remove} of study {study} is removed"

@@ -140,7 +140,7 @@ def export(
 
 @contextmanager
 def _options_as_typed() -> Iterator[None]:
-    """Rewrite a trainer's option in an error's remedy as it is typed on the command line."""
+    """Write a trainer option in the remedy of an error the way it is typed on the command line."""
     try:
         yield
     except AutotuneError as error:

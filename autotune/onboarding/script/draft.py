@@ -168,7 +168,7 @@ def script_draft(
     sets_recompute = "recompute" in {*found.used, *found.fixed}
     if template and "activation_checkpointing" in template.document and not sets_recompute:
         notes.append(
-            f"{NOT_COUNTED}activation checkpointing, for which {template.given} has settings; planned as off; if {script.name} recomputes, {NEEDS_LESS}"
+            f"{NOT_COUNTED}activation checkpointing; {template.given} has settings for it, but plans assume that it is off; if {script.name} recomputes, {NEEDS_LESS}"
         )
     if one_config_reason := _one_config(today):
         remedy = (
@@ -427,7 +427,7 @@ def _one_config(today: LaunchToday) -> str:
     why = f"{found.script.name} has no accumulation option that autotune recognizes"
     if steps in found.fixed:
         why = f"{steps} is always {found.fixed[steps]} ({found.where(steps) or 'as launched'})"
-    return f"{why}, so a batch of {batch} allows one micro-batch for each number of ranks"
+    return f"{why}, so a batch of {batch} allows only one micro-batch size for each number of ranks"
 
 
 def _space_entry(today: LaunchToday) -> Entry:
@@ -757,7 +757,7 @@ def _shown(options: Sequence[ScriptOption]) -> str:
 def _variable_notes(found: OptionMatches) -> Iterator[str]:
     if found.variables:
         assignments = ", ".join(f"{name} as {text}" for name, text in found.variables.items())
-        yield f"{found.script.name} reads environment variables, which trials set: {assignments}; a micro-batch is assumed to count sequences per rank"
+        yield f"trials set the environment variables that {found.script.name} reads ({assignments}); the micro-batch size is assumed to be in sequences per rank"
 
 
 def _parser_note(found: OptionMatches) -> str:

@@ -85,7 +85,7 @@ class Reserved:
             oom_probability=float(exceeds(np.asarray(peak), usable, sigma)),
             source=f"fitted to {fitted.source}"
             if "fragmentation" in fitted.fitted
-            else f"assumed, because no published run of {loop_of(workload)} on {gpu.name} prints this value",
+            else f"assumed, because no published run of {loop_of(workload)} on {gpu.name} reports this value",
         )
 
 

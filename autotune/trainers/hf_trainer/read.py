@@ -114,7 +114,7 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         keys.drop("deepspeed")
         if found := re.search(r"z(?:ero)?_?([0-3])", str(given).rpartition("/")[2]):
             keys.remarks.append(
-                f"deepspeed={given!r} is read as zero_stage={found[1]} from its name; autotune ignores "
+                f"deepspeed={given!r}: zero_stage={found[1]} is taken from the name of this file; autotune ignores "
                 f"the rest of this file"
             )
             return int(found[1]), recompute

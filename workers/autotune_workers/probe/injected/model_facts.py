@@ -253,8 +253,9 @@ def replica(torch: Any, seen: Any) -> str:
     known = [module for module in modules if module is not None]
     if not is_distributed(torch) or any(_wrappers(m)[1] or _degrees(m) for m in known):
         return ""
-    trained = (p for module in known for p in module.parameters() if p.requires_grad)
-    samples = [p.detach().flatten()[:REPLICA_SAMPLE].float() for p in trained]
+    weights = (parameter for module in known for parameter in module.parameters())
+    trained = (p.detach() for p in weights if p.requires_grad)
+    samples = [weight.flatten()[:REPLICA_SAMPLE].float() for weight in trained]
     values = torch.cat(samples).tolist() if samples else []
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
