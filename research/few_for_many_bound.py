@@ -24,8 +24,8 @@ import numpy as np
 
 from autotune.cost import Calibration
 from autotune.cost.calibration import refit_values
-from autotune.cost.learn.correction import Believed, Refitted, measured_workloads
-from autotune.cost.learn.refit import linearised, uncertain
+from autotune.cost.learn.correction import Posterior, Refitted, measured_workloads
+from autotune.cost.learn.refit import linearized, uncertain
 from autotune.cost.learn.transferred import transferred_mean
 from autotune.search import Problem
 from autotune.search.target_searcher import TargetSearcher
@@ -80,9 +80,9 @@ def drawn(task: Task, right: Calibration, seed: int) -> Figures:
     _, told = with_proxies(task, Problem(space=space, seed=seed, calibration=constants))
     spreads = dict.fromkeys(EVERY_TIME_CONSTANT, math.log(WRONG))
     prior = uncertain(constants, {**refit_values(), "spreads": spreads})
-    known, said = linearised(prior, measured_workloads(told))
-    answer = Believed(kind="drawn", score=0.0, known=known, said=said, weight=1.0)
-    found = Refitted(kind="drawn", known=known, gain=0.0, believed=(answer,))
+    known, said = linearized(prior, measured_workloads(told))
+    answer = Posterior(kind="drawn", score=0.0, known=known, conditioned=said, weight=1.0)
+    found = Refitted(kind="drawn", known=known, gain=0.0, posteriors=(answer,))
     ran = np.array([i for i, row in enumerate(target.rows.values()) if row.failure is None])
     measured = np.array([row.step_time_s for row in target.rows.values() if row.failure is None])
     configs = list(target.rows)

@@ -22,7 +22,7 @@ import numpy as np
 
 from autotune import api
 from autotune.cost import calibration_for, estimate
-from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
+from autotune.cost.learn.dry_runs import ConfigDryRun, DryRuns, shortened
 from autotune.plan.dry_runs import TOP, profile_study
 from autotune.plan.fit import pipeline_ranks
 from autotune.plan.plan import plan
@@ -109,12 +109,12 @@ def study_of(name: str) -> Study:
     return replace(asked, workload=replace(asked.workload, model=inspect(unknown), peft=peft))
 
 
-def truth(workload: Workload, config: ParallelConfig) -> RunDry:
+def truth(workload: Workload, config: ParallelConfig) -> ConfigDryRun:
     """The dry runs of a config."""
     short = shortened(config)
     asked, limits = replace(workload, global_batch_size=short.global_batch_size), DryRunLimits()
     ranks = pipeline_ranks(short.pp)
-    return RunDry.of(
+    return ConfigDryRun.of(
         short, tuple(HereRunner().run(asked, short, pp_rank=rank, limits=limits) for rank in ranks)
     )
 

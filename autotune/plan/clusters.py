@@ -1,8 +1,8 @@
-"""Clusters side by side: the best config of one space on each, how fast it should be, and what a
-training would take and cost.
+"""Compare clusters: the best config of one space on each, its predicted speed, and the time and
+cost of a training.
 
-A cluster on which nothing fits has the nearest miss in place of a config, and a precision of the
-space that its GPU lacks is named.
+A cluster on which nothing fits has the nearest miss instead of a config. Precisions of the space
+that its GPU lacks are listed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.spec.checks import positive
 from autotune.spec.plain import to_plain
 
 MAX_CLUSTERS = 100
-"""clusters of one comparison; each takes about a second"""
+"""maximum number of clusters in a comparison; each takes about a second"""
 
 
 @final
@@ -31,16 +31,16 @@ class ClusterChoice:
 
     cluster: ClusterSpec
     config: ParallelConfig | None = None
-    """the best by expected speed; None when nothing is legal or fits"""
+    """the best by expected speed; None if no config is valid and fits"""
     estimate: Estimate | None = None
     """floats"""
     bill: Bill | None = None
-    """of the training that was asked about"""
+    """time, cost and energy of the training; None without a number of tokens"""
     lacking: tuple[str, ...] = ()
     """precisions of the space that the GPU does not have; other configs in the space were still
     compared"""
     nearest_miss: NearestMiss | None = None
-    """where configs are legal and none is expected to fit"""
+    """set if there are valid configs but none is expected to fit"""
     reason: str = ""
     """why there is no config"""
     source: str = ""
@@ -48,7 +48,7 @@ class ClusterChoice:
 
     @property
     def tokens_per_s_90(self) -> tuple[float, float] | None:
-        """The 90% interval of the tokens per second of the whole job."""
+        """90% interval of the tokens per second of the whole job; None without a config."""
         if self.estimate is None:
             return None
         tokens = float(self.estimate.tokens_per_s) * float(self.estimate.step_time_s)
@@ -76,11 +76,10 @@ class ClusterChoice:
 
 
 def clusters_of(asked: Sequence[str | ClusterSpec], num_gpus: int) -> tuple[ClusterSpec, ...]:
-    """The clusters of names as `h100-sxm-8x8`; a GPU type alone, as `h200-sxm`, has (at least)
-    `num_gpus` GPUs in whole nodes.
+    """Return the clusters for names such as `h100-sxm-8x8`; a GPU type alone, such as `h200-sxm`,
+    has at least `num_gpus` GPUs in whole nodes.
 
-    Raises `CatalogError` for unknown names, `SpecError` for none, too many, or one that is named
-    twice.
+    Raises `CatalogError` for unknown names, `SpecError` for no names, too many, or a repeated one.
     """
     found = tuple(one if isinstance(one, ClusterSpec) else _named(one, num_gpus) for one in asked)
     if not 1 <= len(found) <= MAX_CLUSTERS:
@@ -115,8 +114,8 @@ _SMALLEST_FIRST: Mapping[str, Callable[[ClusterChoice], float | None]] = {
 
 
 def sorted_choices(choices: Sequence[ClusterChoice], by: str) -> tuple[ClusterChoice, ...]:
-    """The choices, best first: by speed, or by the lowest cost or energy. Choices without this
-    figure come last. `by`: speed, cost or energy."""
+    """Sort the choices, best first, by speed or by the lowest cost or energy; those without a value
+    come last. `by`: speed, cost or energy."""
 
     def place(choice: ClusterChoice) -> tuple[bool, float]:
         value = _SMALLEST_FIRST[by](choice)
@@ -134,12 +133,12 @@ def compare_clusters(
     launchable: Launchable | None = None,
     calibration: Callable[[Workload], Calibration | None] = lambda _: None,
 ) -> tuple[ClusterChoice, ...]:
-    """The best of the space on each cluster, in their order, with the cost of training on `tokens`
-    tokens.
+    """Return the best config of the space on each cluster, in the given order, with the cost of
+    training on `tokens` tokens.
 
-    The space's own world sizes, which belong to the workload's cluster, are left out. `launchable`:
-    the trainer that must be able to launch the configs. `calibration`: the constants that were
-    measured on a workload's cluster, where they were.
+    The space's world sizes are ignored, because they belong to the workload's own cluster.
+    `launchable`: the trainer that must be able to launch the configs. `calibration`: returns the
+    constants measured on a workload's cluster, or None.
     """
     if tokens is not None:
         positive("tokens", tokens)

@@ -1,11 +1,11 @@
-"""Dry runs of a space: which of its configs are run dry, so that a plan is right for what it
-recommends, and the formulas of the others are corrected.
+"""Choose and make the dry runs of a space: the recommended configs get an exact peak, and the
+formulas for the others are corrected.
 
-    leaders   the `TOP` best of the plan; each has the peak of its own dry run
-    pins      configs of which the least is known: what depth, micro-batch, recomputation and sharding do to memory (`autotune.cost.learn.from_dry_runs`)
+    leaders   the `TOP` best configs of the plan; each has the peak of its own dry run
+    pins      configs with the most uncertain memory, from which the effects of depth, micro-batch, recomputation and sharding are fitted (`autotune.cost.learn.from_dry_runs`)
 
-Pins come first, then leaders: what a run says may put others in front. Dry runs are kept under the
-fingerprint of the workload and of what ran it, and found again.
+Pins come first, then leaders, because each result may change the ranking. Dry runs are stored under
+a hash of the workload and the package versions, and reused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, final
 import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
-from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS
-from autotune.cost.learn.uncertainty import Z90, spread_of_memory
+from autotune.cost.learn.dry_runs import ConfigDryRun, DryRuns, shortened
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
+from autotune.cost.learn.uncertainty import Z90, memory_log_sigma
 from autotune.errors import DryRunError, MissingExtraError
 from autotune.plan.fit import pipeline_ranks
 from autotune.plan.plan import plan
@@ -35,27 +35,27 @@ from autotune.space import SearchSpace
 from autotune.spec import ParallelConfig, Study, Workload, number_of
 
 TOP = 5
-"""best configs of a plan that are run dry"""
+"""number of best configs of a plan that are dry-run"""
 PINS = 7
-"""configs that are run for what they tell of others, at most"""
+"""maximum number of configs that are dry-run to correct the formulas"""
 MOST_RUNS = 16
-"""configs of a space that are run dry, at most"""
-WIDE = 0.05
-"""spread of a config's memory (standard deviation of its log) from which on it is worth a run"""
-LOOKED_AT = 20_000
-"""configs among which the widest is looked for"""
+"""maximum number of dry-run configs of a space"""
+LEAST_SIGMA = 0.05
+"""minimum standard deviation of a config's ln memory for it to be dry-run as a pin"""
+MOST_SAMPLED = 20_000
+"""maximum number of configs among which the most uncertain one is searched"""
 FIRST_PROFILE = (
     "first plan of this model: up to {count} configs are dry-run once, which may take minutes; "
     "use --no-profile to skip the dry runs and predict memory from a decoder's formulas"
 )
-"""what to say before the first dry run, where a person waits"""
+"""text shown before the first dry run in an interactive command"""
 OnRun = Callable[[int, int, str], None]
-"""is told of a config before it is run dry: its number from 1, how many there may be, what is
-run"""
+"""called before each dry run with its number from 1, the maximum number of runs, and the config as
+text"""
 
 
-def dry_run_words(number: int, count: int, what: str) -> str:
-    """What `OnRun` hears, as a line."""
+def dry_run_line(number: int, count: int, what: str) -> str:
+    """Return the arguments of `OnRun` as a line of text."""
     return f"dry run {number} of at most {count}: {what}"
 
 
@@ -69,17 +69,17 @@ def profile_study(
     space: SearchSpace | None = None,
     configs: Iterable[ParallelConfig] | None = None,
 ) -> DryRuns:
-    """The dry runs by which plans, estimates and searches correct the memory of the study's
-    configs; those that `store` lacks are made, and kept there.
+    """Return the dry runs with which plans, estimates and searches correct the memory of the
+    study's configs; make those missing in `store` and save them there.
 
-    `configs`: runs these alone, in place of leaders and pins. Building a model of your own runs its
-    code, in a process of its own within `limits`. `on_run` hears of each config before it is run.
-    `space`: the study's space, if it is already enumerated. Raises `DryRunError` where the model
-    cannot be run dry, and `MissingExtraError` without torch. A single config that cannot is named
-    in `DryRuns.failed`.
+    `configs`: dry-run only these, instead of leaders and pins. A model defined by your own code is
+    built in a separate process within `limits`. `on_run` is called before each dry run. `space`:
+    the study's space, if it is already enumerated. Raises `DryRunError` if the model cannot be
+    dry-run, and `MissingExtraError` without torch. Single configs that fail are in
+    `DryRuns.failed`.
     """
     workload = study.workload
-    _refuse(workload)
+    _require_valid_dry_runs(workload)
     constants = known_constants(workload, store, program_of(study)) or calibration_for(workload)
     space = space or SearchSpace.of_study(study)
     found = find_profile(workload, store) or DryRuns(fingerprint=profile_fingerprint(workload))
@@ -105,15 +105,15 @@ def profile_study(
     return found
 
 
-def _refuse(workload: Workload) -> None:
-    """Raises `DryRunError` where dry runs do not tell of the workload's memory."""
+def _require_valid_dry_runs(workload: Workload) -> None:
+    """Raise `DryRunError` if dry runs do not represent the workload's memory."""
     model, code = workload.model, workload.model.code
     remedy = (
         "plans and searches use the memory formulas; `autotune fit --config` dry-runs one config"
     )
-    if workload.trainer not in PLAYED_TRAINERS:
+    if workload.trainer != DRY_RUN_TRAINER:
         raise DryRunError(
-            f"dry runs report memory only for trainers whose code they run ({', '.join(PLAYED_TRAINERS)}), but trainer={workload.trainer}",
+            f"dry runs report memory only for trainers whose code they run ({DRY_RUN_TRAINER}), but trainer={workload.trainer}",
             remedy=remedy,
         )
     if code is not None and code.has_towers:
@@ -125,17 +125,17 @@ def _refuse(workload: Workload) -> None:
 
 def _run(
     workload: Workload, config: ParallelConfig, runner: DryRunner, limits: DryRunLimits
-) -> RunDry:
-    """The first, middle and last rank of its pipeline, run dry."""
+) -> ConfigDryRun:
+    """Dry-run the first, middle and last rank of the config's pipeline."""
     asked = replace(workload, global_batch_size=config.global_batch_size)
     runs = (
         runner.run(asked, config, pp_rank=rank, limits=limits) for rank in pipeline_ranks(config.pp)
     )
-    return RunDry.of(config, tuple(runs))
+    return ConfigDryRun.of(config, tuple(runs))
 
 
 def next_run(found: DryRuns, space: SearchSpace, constants: Calibration) -> ParallelConfig | None:
-    """The config to run next; None where the best of the plan are known."""
+    """Return the config to dry-run next; None if the best configs of the plan are known."""
     corrected = replace(constants, dry_runs=found)
     ranked = plan(space, calibration=corrected, top=TOP)
     best = [row.config for row in ranked.rows] or (
@@ -144,10 +144,10 @@ def next_run(found: DryRuns, space: SearchSpace, constants: Calibration) -> Para
     leader = _unknown(found, (shortened(config) for config in best))
     if leader is None or not found.points or len(found.points) > PINS:
         return leader
-    sigma = spread_of(space, corrected)
+    sigma = memory_sigmas(space, corrected)
     widest = int(np.argmax(sigma))
     pin = shortened(space[widest * _stride(space)])
-    return leader if sigma[widest] < WIDE or found.is_known(pin) else pin
+    return leader if sigma[widest] < LEAST_SIGMA or found.is_known(pin) else pin
 
 
 def _unknown(found: DryRuns, configs: Iterable[ParallelConfig]) -> ParallelConfig | None:
@@ -155,35 +155,38 @@ def _unknown(found: DryRuns, configs: Iterable[ParallelConfig]) -> ParallelConfi
 
 
 def _stride(space: SearchSpace) -> int:
-    return -(-len(space) // LOOKED_AT)
+    return -(-len(space) // MOST_SAMPLED)
 
 
-def spread_of(space: SearchSpace, constants: Calibration) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Standard deviation of the log of each config's memory; of a large space, of some."""
+def memory_sigmas(
+    space: SearchSpace, constants: Calibration
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the standard deviation of ln peak memory of each config, or of every n-th config of a
+    space larger than `MOST_SAMPLED`."""
     rows = space.table.take(slice(None, None, _stride(space)))
     found = estimate(space.workload, rows, calibration=constants)
-    return spread_of_memory(found)
+    return memory_log_sigma(found)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One dry run beside what the others say of its config."""
+class LeftOutRun:
+    """One dry run, and the prediction for its config from all other dry runs."""
 
     config: str
     predicted_bytes: float
     run_bytes: float
     spread: float
-    """90% of such errors are said to be within it, as a share"""
+    """predicted relative error that 90% of errors should not exceed"""
 
     @property
     def error(self) -> float:
-        """Relative."""
+        """Relative error of the prediction."""
         return self.predicted_bytes / self.run_bytes - 1.0
 
 
-def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> list[Check]:
-    """Each dry run left out in turn."""
+def leave_one_out(found: DryRuns, workload: Workload, constants: Calibration) -> list[LeftOutRun]:
+    """Predict each dry run from all others; empty for fewer than two."""
     checks = []
     for point in found.points if len(found.points) > 1 else ():
         others = replace(found, points=tuple(other for other in found.points if other is not point))
@@ -193,7 +196,7 @@ def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> lis
         )
         predicted, low = float(there.peak_memory_bytes), float(there.peak_memory_low_bytes)
         checks.append(
-            Check(
+            LeftOutRun(
                 config=str(point.config),
                 predicted_bytes=predicted,
                 run_bytes=float(here.peak_memory_bytes),
@@ -204,8 +207,8 @@ def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> lis
 
 
 def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration) -> dict[str, Any]:
-    """The dry runs, each beside what the others say of it, and how far the other configs may be
-    off, as plain JSON values."""
+    """Return the dry runs, the prediction of each from the others, and the 90% relative error
+    expected for other configs, as plain JSON values."""
     checks = [
         {
             "config": c.config,
@@ -213,16 +216,16 @@ def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration)
             "run_bytes": c.run_bytes,
             "error": c.error,
         }
-        for c in checks_of(found, space.workload, constants)
+        for c in leave_one_out(found, space.workload, constants)
     ]
-    spread = float(np.median(spread_of(space, replace(constants, dry_runs=found)))) * Z90
+    spread = float(np.median(memory_sigmas(space, replace(constants, dry_runs=found)))) * Z90
     runs = [str(point.config) for point in found.points]
     known = {"fingerprint": found.fingerprint, "runs": runs, "failed": dict(found.failed)}
     return {**known, "checks": checks, "configs": len(space), "spread": spread}
 
 
 def profile_lines(document: dict[str, Any]) -> list[str]:
-    """The same in sentences."""
+    """Return `profile_document` as sentences."""
     others = f"for the other configs ({document['configs']:,} in all), memory comes from formulas corrected by these runs, within {document['spread']:.1%}"
     lines = [
         f"memory comes from {number_of(len(document['runs']), 'dry run')}; plan, estimate and tune use it; {others}"
@@ -243,16 +246,15 @@ def ensure_profile(
     runner: DryRunner | None = None,
     configs: Iterable[ParallelConfig] | None = None,
 ) -> str:
-    """Makes and keeps the dry runs of a model that code builds, where they are needed and `store`
-    lacks them. Returns in one line why none could be made.
+    """Make and store the dry runs of a model defined by code, if they are needed and missing in
+    `store`. Return one line on why none could be made; empty if they were made or not needed.
 
-    The formulas answer for the shapes of the catalog, which they know; of other models they know
-    what a decoder of like size takes. Where no dry run can be made they answer too, so nothing is
-    raised for that. Without a store nothing is made, because the next answer would have to make it
-    again.
+    The formulas are fitted to the architectures of the catalog; any other model is treated as a
+    decoder of its size. They are also the fallback if a dry run is impossible, so that is not an
+    error. Without a store nothing is made, because every plan would have to repeat the dry runs.
     """
     workload = study.workload
-    if store is None or workload.model.code is None or workload.trainer not in PLAYED_TRAINERS:
+    if store is None or workload.model.code is None or workload.trainer != DRY_RUN_TRAINER:
         return ""
     try:
         profile_study(

@@ -1,9 +1,9 @@
-"""A plan: every legal config of a space ranked by what it should deliver, before anything runs.
+"""A plan: every valid config of a space, ranked by its predicted speed before anything runs.
 
-    value = predicted tokens/s * (1 - P(OOM))          of the whole job: what one may expect of trying the config
+    value = predicted tokens/s * (1 - P(OOM))          of the whole job: the expected speed if the config is tried
 
-A config is expected to fit when P(OOM) is at most `FITS`. When no config is, the plan names the one
-that comes nearest and what would make it fit.
+A config is expected to fit if P(OOM) is at most `FITS`. If no config is, the plan contains the one
+that comes nearest, and changes that would make it fit.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from autotune.spec.post_training import RL_KNOBS
 from autotune.spec.texts.as_text import format_bytes, number_of
 
 FITS = 0.5
-"""largest P(OOM) of a config that is expected to fit"""
+"""maximum P(OOM) of a config that is expected to fit"""
 SAFE = 0.15
-"""largest P(OOM) of a config that others are compared with"""
+"""maximum P(OOM) of a baseline, if the space has such a config"""
 _SIMPLEST_FIRST = (
     *("tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps"),
     *("precision", "zero_stage", "recompute"),
 )
-"""knobs by which configs are ordered that are near to the plain one"""
+"""knobs that order the candidates for a baseline; changes of other knobs are avoided first"""
 _DAY_S = 86400.0
 
 
@@ -57,11 +57,11 @@ class NearestMiss(Plain):
     estimate: Estimate
     """floats"""
     remedies: tuple[str, ...]
-    """changes that would make it fit, in words; best first"""
+    """texts of changes that would make it fit, fastest first"""
 
     @property
     def need(self) -> str:
-        """Its memory, with the risk: the memory alone may be less than that of the GPU."""
+        """Text of its peak memory and risk; the memory alone may be less than that of the GPU."""
         size, risk = (
             format_bytes(float(self.estimate.peak_memory_bytes)),
             float(self.estimate.oom_probability),
@@ -71,28 +71,26 @@ class NearestMiss(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The ranked configs of a space, and what became of the others."""
+    """The ranked configs of a space, and the number of others by reason."""
 
     workload: Workload
     rows: tuple[RankedConfig, ...]
-    """the best, in order"""
+    """the best configs, best first"""
     feasible: int
-    """configs that are legal and expected to fit"""
+    """number of configs that are valid and expected to fit"""
     infeasible: Mapping[str, int]
-    """all others by reason: the law that they break, or "memory\""""
+    """number of all others by reason: the violated rule, or "memory\""""
     nearest_miss: NearestMiss | None = None
     """set when nothing is feasible"""
     source: str = ""
     """where the cost model's constants come from"""
     baseline: RankedConfig | None = None
-    """what the best is compared with, with rank 0; None where it is predicted not to fit or nothing
-    is feasible"""
+    """the baseline, with rank 0; None if it cannot run or nothing is feasible"""
     not_modelled: tuple[str, ...] = ()
-    """the study's own knobs: the cost model is neutral to them, so the rows show each at its
-    default"""
+    """the study's own knobs: the cost model ignores them, so the rows have their defaults"""
     post_training: Mapping[str, Any] = field(default_factory=dict)
-    """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives
-    (`autotune.plan.rl_split`)"""
+    """for a workload with `rl`: assumptions, splits of the GPUs, and the step time with one more
+    node (`autotune.plan.rl_split`)"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: configs, feasible, infeasible, nearest_miss, source, baseline,
@@ -116,27 +114,27 @@ class Plan:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill(Plain):
-    """What a training takes on a cluster.
+    """Time, cost and energy of a training on a cluster.
 
     gpu hours = days * 24 * GPUs          cost = gpu hours * price of a GPU          energy = gpu hours * board power of a GPU
 
-    All GPUs of a cluster are paid for and draw their power under load, also those that a config
-    leaves idle. Energy is that of the boards alone: hosts, network and cooling add to it.
+    All GPUs of the cluster are counted at their price and their power under load, including those
+    that a config does not use. Energy is that of the boards, without hosts, network and cooling.
     """
 
     tokens: float
-    """tokens that are trained on"""
+    """number of training tokens"""
     days: float
     gpu_hours: float
     """of all GPUs of the cluster"""
     cost_usd: float | None
-    """None where the GPU's price is not known"""
+    """None if the GPU's price is unknown"""
     energy_kwh: float | None
-    """of the GPUs' boards under load; None where their power is not known"""
+    """of the GPUs' boards under load; None if their power is unknown"""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, tokens_per_s: float, tokens: float) -> Bill:
-        """The bill of training on `tokens` tokens at that speed."""
+        """Compute the bill of training on `tokens` tokens at that speed."""
         seconds = tokens / tokens_per_s
         hours = seconds / 3600.0 * cluster.num_gpus
         price, power = cluster.gpu.usd_per_hour, cluster.gpu.power_watts
@@ -156,30 +154,30 @@ class WhatIf(Plain):
     num_gpus: int
     """GPUs of the cluster"""
     config: ParallelConfig | None = None
-    """None when nothing is legal or fits"""
+    """None if no config is valid and fits"""
     estimate: Estimate | None = None
     """floats"""
     days: float | None = None
-    """to train the token budget, when one was given"""
+    """days to train on the token budget; None without one"""
     cost_usd: float | None = None
-    """of all GPUs of the cluster for that long, where the GPU's price is known"""
+    """of all GPUs of the cluster for these days; None if the GPU's price is unknown"""
     reason: str = ""
     """why there is no config"""
 
 
 def fits(estimate: Estimate) -> NDArray[np.bool_]:
-    """Which of the estimated configs are expected to fit into memory."""
+    """Return whether each estimated config is expected to fit into memory, shape (N,)."""
     return np.asarray(np.asarray(estimate.oom_probability, dtype=float) <= FITS)
 
 
 def plan(
     space: SearchSpace, *, calibration: Calibration | None = None, top: int | None = 10
 ) -> Plan:
-    """The plan of a space; `top` limits the rows (None: all feasible ones).
+    """Return the plan of a space; `top` limits the rows (None: all feasible ones).
 
-    Ties in value go to the config that comes first in the space, so that the order is the same
-    everywhere. Configs that differ only in the study's own knobs are predicted alike: one row
-    stands for them, with each own knob at its default.
+    Configs with equal value keep their order in the space, so plans are reproducible. Configs that
+    differ only in the study's own knobs have equal predictions and share one row, with each own
+    knob at its default.
     """
     constants = calibration or calibration_for(space.workload)
     predicted = estimate(space.workload, space.table, calibration=constants)
@@ -213,10 +211,11 @@ def baseline_of(
     calibration: Calibration | None = None,
     predicted: Estimate | None = None,
 ) -> ParallelConfig:
-    """The config that nobody tuned, which a study has to beat where its user names none:
-    `default_config`, or where that is not expected to fit, the one in the space that comes nearest
-    to it and fits without much risk (`SAFE`), as whoever tunes nothing would change it: first ZeRO,
-    then recomputation, then model parallelism. Other knobs stay at their defaults where they can.
+    """Return the baseline of a study that specifies none.
+
+    It is `default_config`; or, if that is not expected to fit, the nearest config in the space that
+    fits at low risk (`SAFE`). Knobs change in the order in which an untuned setup would be changed:
+    first ZeRO, then recomputation, then model parallelism; others keep their defaults if possible.
 
     `predicted`: the estimate of the space's table, if it is known.
     """
@@ -245,10 +244,10 @@ def what_if(
     calibration: Calibration | None = None,
     launchable: Launchable | None = None,
 ) -> tuple[WhatIf, ...]:
-    """The best of the space on clusters of other sizes, with days and cost for a budget of
-    `tokens`.
+    """Return the best config of the space on clusters of other sizes, with days and cost for a
+    budget of `tokens`.
 
-    `launchable`: the trainer that must be able to launch it. Counts below a node's size make one
+    `launchable`: the trainer that must be able to launch it. A count below a node's size is one
     smaller node; others must be whole nodes. Raises `SpecError` for impossible counts or budgets.
     """
     if tokens is not None:
@@ -304,8 +303,8 @@ def _on(
 def nearest_miss(
     space: SearchSpace, predicted: Estimate, constants: Calibration | None = None
 ) -> NearestMiss:
-    """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`:
-    of every config in the space."""
+    """Return the config with the lowest P(OOM), and changes that would make it fit. `predicted`:
+    the estimate of every config in the space."""
     constants = constants or calibration_for(space.workload)
     index = int(
         np.lexsort(
@@ -321,8 +320,8 @@ def nearest_miss(
 def _remedies(
     workload: Workload, config: ParallelConfig, constants: Calibration
 ) -> tuple[str, ...]:
-    """Single changes of `config` that fit, fastest first; else how many GPUs would hold the model
-    fully sharded."""
+    """Return texts of single changes of `config` that fit, fastest first; if there are none, of the
+    number of GPUs that would hold the fully sharded model."""
     changes = [
         (words, changed)
         for words, changed in _changes(config)

@@ -1,9 +1,9 @@
-"""Answers that need no hardware: the plan of a study's space, one config's estimate, other numbers
-of GPUs, other clusters.
+"""Predictions that need no hardware: the plan of a study's space, one config's estimate, other
+numbers of GPUs, other clusters.
 
-Predictions take measured constants and dry runs from the store. For a model that code builds, a
-plan and an estimate make the dry runs that are missing (`autotune.plan.dry_runs`), because formulas
-know such a model only as a decoder of like size.
+They use measured constants and dry runs from the store. For a model defined by code, `plan_of` and
+`estimate_of` make the missing dry runs (`autotune.plan.dry_runs`), because the formulas treat such
+a model as a decoder of its size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.learn.uncertainty import Z90
 from autotune.errors import InfeasibleError
 from autotune.plan.clusters import ClusterChoice, clusters_of, compare_clusters
-from autotune.plan.dry_runs import OnRun, ensure_profile, spread_of
+from autotune.plan.dry_runs import OnRun, ensure_profile, memory_sigmas
 from autotune.plan.plan import Plan, RankedConfig, WhatIf, baseline_of, plan, what_if
 from autotune.plan.rl_split import post_training_findings
 from autotune.ports import KnowledgeStore
@@ -42,30 +42,30 @@ def plan_of(
     profile: bool = True,
     on_dry_run: OnRun | None = None,
 ) -> Plan:
-    """The space ranked by the cost model, with this cluster's calibration when `store` holds one.
+    """Rank the space with the cost model, with this cluster's calibration if `store` has one.
 
-    `profile`: for a model that code builds, whether to make the dry runs that `store` does not hold
-    yet; `on_dry_run` hears of each before it begins. `Plan.source` says where constants and memory
-    come from. Raises `InfeasibleError`, and `CatalogError` for an unknown runner.
+    `profile`: for a model defined by code, whether to make the dry runs missing in `store`;
+    `on_dry_run` is called before each. `Plan.source` contains the sources of constants and memory.
+    Raises `InfeasibleError`, and `CatalogError` for an unknown runner.
     """
     find(RUNNERS, study.runner)
     space = SearchSpace.of_study(study)
     problem = ensure_profile(study, store, space=space, on_run=on_dry_run) if profile else ""
     calibration = stored_calibration(study.workload, store, program_of(study))
     found = plan(space, calibration=calibration, top=top)
-    beside = post_training_findings(
+    rl_findings = post_training_findings(
         study.workload, study.space, calibration=calibration, launchable=Launchable.of(study)
     )
     source = _sources(study, store, problem, calibration, space)
     baseline = _baseline(study, space, found, calibration)
-    return replace(found, source=source, post_training=beside, baseline=baseline)
+    return replace(found, source=source, post_training=rl_findings, baseline=baseline)
 
 
 def _baseline(
     study: Study, space: SearchSpace, found: Plan, calibration: Calibration | None
 ) -> RankedConfig | None:
-    """What the configs of a plan are compared with; None for a study of proxies, where nothing
-    fits, or where it cannot be run."""
+    """Return the baseline of a plan; None for a study of proxies, if nothing fits, or if the
+    baseline is not valid."""
     config = study.baseline or baseline_of(space, calibration=calibration)
     if not found.rows or study.at_hand is not None or why_not(study.workload, config):
         return None
@@ -75,9 +75,8 @@ def _baseline(
 
 
 def cannot_run_here(study: Study) -> str:
-    """Why this machine cannot run the study, in words; empty when nothing speaks against it. Starts
-    nothing. Raises `CatalogError` or `SpecError` for a runner or an option of it that does not
-    exist."""
+    """Return why this machine cannot run the study; empty if it can. Starts no process. Raises
+    `CatalogError` or `SpecError` for an unknown runner or an unknown option of it."""
     if study.at_hand is None:
         return preflight.cannot_run_here(study, SearchSpace.of_study(study))
     try:
@@ -90,14 +89,14 @@ def cannot_run_here(study: Study) -> str:
 def few_for_many_of(
     study: Study, *, top: int = 10, store: KnowledgeStore | None = None
 ) -> dict[str, Any]:
-    """What a plan shows of a study with a target: {proxies, target}; both are empty for a study
-    without one. Raises `InfeasibleError`.
+    """Return {proxies, target} for a study with a target; both are empty without one. Raises
+    `InfeasibleError`.
 
-    `proxies`: of the `top` configs of the plan, which proxy would run here: {rank, config, proxy,
-    reason}. `proxy`: {config, model, num_layers, global_batch_size, cluster, step_time_s, blind},
-    or null where `reason` says why there is none. Proxies that several configs share are listed
-    with the first of them; `shared_with` is its rank. `target`: how its configs rank before any
-    proxy ran, and what can be said of the first one (`autotune.study.target_findings`).
+    `proxies`: the proxy that would run here for each of the plan's `top` configs: {rank, config,
+    proxy, reason}. `proxy`: {config, model, num_layers, global_batch_size, cluster, step_time_s,
+    blind}, or null with a `reason`. A proxy shared by several configs is listed with the first of
+    them; `shared_with` is its rank. `target`: the ranking of the target's configs before any proxy
+    ran, and findings on the first one (`autotune.study.target_findings`).
     """
     if study.at_hand is None:
         return {"proxies": [], "target": {}}
@@ -152,8 +151,8 @@ def what_if_of(
     tokens: float | None = None,
     store: KnowledgeStore | None = None,
 ) -> tuple[WhatIf, ...]:
-    """The best of the study's space on clusters of other sizes, with days and cost for a budget of
-    `tokens`."""
+    """Return the best config of the study's space on clusters of other sizes, with days and cost
+    for a budget of `tokens`."""
     known = stored_calibration(study.workload, store, program_of(study))
     trainer = Launchable.of(study)
     return what_if(
@@ -168,10 +167,10 @@ def compare_clusters_of(
     tokens: float | None = None,
     store: KnowledgeStore | None = None,
 ) -> tuple[ClusterChoice, ...]:
-    """The best of the study's space on each cluster, with days, cost and energy of a training on
-    `tokens` tokens (None: the budget's `train_tokens`).
+    """Return the best config of the study's space on each cluster, with days, cost and energy of a
+    training on `tokens` tokens (None: the budget's `train_tokens`).
 
-    A cluster is a `ClusterSpec`, a name as `h100-sxm-8x8`, or a GPU type, which has as many GPUs as
+    A cluster is a `ClusterSpec`, a name such as `h100-sxm-8x8`, or a GPU type with as many GPUs as
     the study's cluster. Raises `CatalogError`, `SpecError`.
     """
     return compare_clusters(
@@ -192,8 +191,8 @@ def estimate_of(
     profile: bool = True,
     on_dry_run: OnRun | None = None,
 ) -> tuple[Estimate, str]:
-    """One config's estimate, with this cluster's calibration when `store` holds one, and where the
-    constants and the memory come from.
+    """Return one config's estimate, with this cluster's calibration if `store` has one, and the
+    sources of the constants and the memory as text.
 
     `profile` and `on_dry_run`: see `plan_of`.
     """
@@ -212,8 +211,8 @@ def _sources(
     calibration: Calibration | None,
     space: SearchSpace,
 ) -> str:
-    """Where the constants come from, and the memory of these configs. `problem`: why nothing could
-    be run dry, where that was tried."""
+    """Return the sources of the constants and of the configs' memory as text. `problem`: why a dry
+    run was impossible; empty if none failed."""
     source = (
         known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
     ).source
@@ -222,7 +221,7 @@ def _sources(
     runs = calibration.dry_runs if calibration is not None else None
     if calibration is None or runs is None or not runs.points:
         return source
-    spread = float(np.median(spread_of(space, calibration))) * Z90
+    spread = float(np.median(memory_sigmas(space, calibration))) * Z90
     failed = next(
         (f"; {config} cannot be dry-run: {reason}" for config, reason in runs.failed.items()), ""
     )

@@ -1,12 +1,12 @@
-"""Who trains and who generates: what a plan of post-training says beside its ranking.
+"""Split the GPUs of post-training between training and generation: findings shown with a plan.
 
-    splits          for each number of GPUs that only generate, the best config of the rest (by speed times the chance to fit, as in a plan): how long either side works on a step, and
-                    waits for the other
-    balanced        the split whose sides work equally long, were GPUs divisible: both times are taken as inverse to GPUs from the best split
-    one more node   the best step of the same space with one more node for training, or for generation; with as many as it takes for the batch to divide, where one is not enough
+    splits          for each number of GPUs that only generate, the best config of the rest (by speed times the probability to fit, as in a plan): the time that each side works on a
+                    step, and waits for the other
+    balanced        the fractional split whose sides work equally long; both times are assumed to be inversely proportional to GPUs, starting from the best split
+    one more node   the best step of the same space with one more node for training, or for generation; with more nodes if the batch is not divisible with one
 
-A side that works t of a step of T seconds waits T - t. Colocated steps have no sides: a node more
-serves both.
+A side that works t of a step of T seconds waits T - t. If training and generation share GPUs,
+an additional node serves both.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from autotune.space.rl_laws import knob_value
 from autotune.spec import SpaceSpec, Workload, config_label
 from autotune.spec.post_training import PostTraining
 
-MOST = 24
-"""splits that are looked at"""
+MOST_SPLITS = 24
+"""maximum number of splits that are evaluated"""
 MOST_NODES = 8
-"""nodes that are added at most"""
+"""maximum number of additional nodes"""
 
 
 def post_training_findings(
@@ -39,8 +39,9 @@ def post_training_findings(
     calibration: Calibration | None = None,
     launchable: Launchable | None = None,
 ) -> dict[str, Any]:
-    """{assumed, splits, balanced, one_more_node} of a workload with `rl`; without generation only
-    what was assumed. Splits are looked for where a study has them."""
+    """Return {assumed, splits, balanced, one_more_node} of a workload with `rl`: empty without
+    `rl`, only the assumptions without generation, and splits only if the study has
+    `rollout_gpus`."""
     asked = workload.rl
     if asked is None:
         return {}
@@ -77,9 +78,9 @@ def _splits(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """(the best of each split by rising GPUs that generate, why there is none for a split that the
-    space lists): the splits that the space lists, and with one alone all in steps of a node (of an
-    engine on one node)."""
+    """Return (the best config of each split in ascending order of generating GPUs, the reason for
+    each listed split without one). If the space lists only one split, all splits in steps of a node
+    (of an engine on one node) are evaluated too."""
     cluster = workload.cluster
     asked_for = sorted(
         {int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus}
@@ -88,7 +89,7 @@ def _splits(
     if len(listed) == 1:
         engine = max(int(tp) for tp in spec.extra.get("rollout_tp", (asked.current("rollout_tp"),)))
         step = cluster.gpus_per_node if cluster.num_nodes > 1 else engine
-        step *= -(-cluster.num_gpus // (step * MOST))
+        step *= -(-cluster.num_gpus // (step * MOST_SPLITS))
         listed = sorted({*listed, *range(step, cluster.num_gpus, step)})
     found = {gpus: _best(workload, spec, gpus, calibration, launchable) for gpus in listed}
     none = {gpus: found[gpus][1] for gpus in asked_for if found[gpus][0] is None}
@@ -102,8 +103,8 @@ def _best(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[dict[str, Any] | None, str]:
-    """(the best config with so many GPUs that only generate (0: none), or None where none is legal
-    or fits; why there is none)"""
+    """Return (the best config with `generating` GPUs that only generate, or None if none is valid
+    and fits; the reason why there is none)."""
     try:
         space = SearchSpace.build(
             workload, _with_generating(spec, generating), launchable=launchable
@@ -112,14 +113,14 @@ def _best(
         return None, error.brief or error.message
     best = plan(space, calibration=calibration, top=1)
     return (
-        (_sides(workload, best.rows[0], generating), "")
+        (_times_of_sides(workload, best.rows[0], generating), "")
         if best.rows
         else (None, "no valid config fits")
     )
 
 
 def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
-    """The space with so many GPUs that only generate."""
+    """Return the space with `generating` GPUs that only generate."""
     extra = (
         {**spec.extra, "rollout_gpus": (generating,)}
         if generating or "rollout_gpus" in spec.extra
@@ -130,7 +131,7 @@ def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
     return replace(spec, extra=extra, world_sizes=())
 
 
-def _sides(workload: Workload, best: RankedConfig, generating: int) -> dict[str, Any]:
+def _times_of_sides(workload: Workload, best: RankedConfig, generating: int) -> dict[str, Any]:
     one, config = best.estimate, best.config
     assert one.phases_s is not None
     training = sum(
@@ -156,8 +157,8 @@ def _sides(workload: Workload, best: RankedConfig, generating: int) -> dict[str,
 
 
 def _balanced(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The share of the GPUs of the best split that should generate so that both sides work equally
-    long."""
+    """Return the number of GPUs of the best split that should generate so that both sides work
+    equally long, and the step time then; None without a split."""
     if best is None:
         return None
     train, generate = (
@@ -178,8 +179,8 @@ def _one_more_node(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Step times with one node more, by the side that gets it; None for a side with which nothing
-    is legal or fits up to `MOST_NODES`; and why, where one node is not enough."""
+    """Return (the best step by the side that gets additional nodes, the reason why one node is not
+    enough by side). The step is None if no config is valid and fits with up to `MOST_NODES`."""
     generating = 0 if best is None else int(best["rollout_gpus"])
     per_node = workload.cluster.gpus_per_node
     sides = ("both",) if best is None else ("training", "generation")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.plan.fit import AT_THE_LIMIT, FITS, PLAYED, Fit
+from autotune.plan.fit import AT_THE_LIMIT, DRY_RUN_TRAINER, FITS, Fit
 from autotune.plan.fit.findings import (
     active_parameters,
     beside_cost_model,
@@ -75,7 +75,7 @@ def verdict_line(fit: Fit) -> str:
             fit.verdict, "it should not fit"
         )
         basis = (
-            f"according to the cost model of {fit.workload.trainer} (the dry run below executes the {PLAYED} trainer's loop)"
+            f"according to the cost model of {fit.workload.trainer} (the dry run below executes the {DRY_RUN_TRAINER} trainer's loop)"
             if fit.runs
             else "according to the cost model's formulas (the model's code was not run)"
         )
@@ -89,9 +89,9 @@ def other_verdict_line(fit: Fit) -> str:
     an empty text if they agree."""
     if not fit.runs or fit.allocated_bytes is None:
         return ""
-    if not fit.is_played:
+    if not fit.runs_study_trainer:
         return (
-            f"the {PLAYED} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, but {fit.workload.trainer} keeps different tensors: "
+            f"the {DRY_RUN_TRAINER} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, but {fit.workload.trainer} keeps different tensors: "
             "the table 'Dry run and formulas' compares both trainers by category and gives the reasons"
         )
     if fit.verdict == fit.cost_model_verdict:
@@ -171,14 +171,14 @@ def category_table(fit: Fit) -> TextTable:
         bytes_cell(fit.allocated_bytes),
         bytes_cell(float(fit.estimate.peak_memory_bytes)),
     )
-    if fit.is_played:
+    if fit.runs_study_trainer:
         heads = ("category", "dry run (allocated)", "formulas (reserved)")
         return TextTable(title="Dry run and formulas", heads=heads, rows=(*rows, total))
     trainer = fit.workload.trainer
     compared = (
         "category",
         f"what {trainer} does differently",
-        f"{PLAYED}, dry run",
+        f"{DRY_RUN_TRAINER}, dry run",
         f"{trainer}, formulas",
     )
     reasons = [

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.learn.dry_runs import VERSION, DryRuns
-from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
 from autotune.spec import Study, Trial, Workload, number_of
 from autotune.spec.plain import identity
 from autotune.trainers.base.own_program import COMMAND, program_name
@@ -78,7 +78,7 @@ def stored_calibration(
 
 def find_profile(workload: Workload, store: ProfileStore | None) -> DryRuns | None:
     """Return the stored dry runs of the workload; None if there are none."""
-    if store is None or workload.trainer not in PLAYED_TRAINERS:
+    if store is None or workload.trainer != DRY_RUN_TRAINER:
         return None
     values = store.profile(profile_fingerprint(workload))
     return None if values is None else DryRuns.from_dict(values)

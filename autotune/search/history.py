@@ -37,7 +37,7 @@ def informed(problem: Problem) -> Problem:
     refit = history_refit(problem)
     refitted = with_refit(problem, refit)
     has_proxies = any(trial.stands_for for _, trial in problem.history)
-    if not has_proxies or not any(b.said for b in refit.believed):
+    if not has_proxies or not any(b.conditioned for b in refit.posteriors):
         return refitted
     predicted, workload, table = refitted.predict(), problem.space.workload, problem.space.table
     shift = transferred_mean(workload, table, refit) - np.log(np.asarray(predicted.step_time_s))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, log_softmax
 
-from autotune.cost.learn.uncertainty import spread_of_memory
+from autotune.cost.learn.uncertainty import memory_log_sigma
 from autotune.search.surrogate.kernel import distances
 from autotune.spec import Estimate
 
@@ -82,7 +82,7 @@ class SearchState:
         return cls(
             predicted=predicted,
             headroom=np.log(capacity_bytes / np.asarray(estimate.peak_memory_bytes)),
-            headroom_sd=max(float(np.median(spread_of_memory(estimate))), 1e-3),
+            headroom_sd=max(float(np.median(memory_log_sigma(estimate))), 1e-3),
             shares=np.stack([np.asarray(part) / total for part in parts], axis=1),
             points=points,
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.cost import Calibration
 from autotune.errors import AutotuneError, ConflictError, StoreError
-from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_words, ensure_profile
+from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_line, ensure_profile
 from autotune.ports import CalibrationStore, Store
 from autotune.registry import CALIBRATORS, calibrator, registered
 from autotune.results.calibrations import measured_constants, save_outliers
@@ -107,7 +107,7 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
     def on_run(number: int, count: int, what: str) -> None:
         if number == 1:
             tell(Notice(message=FIRST_PROFILE.format(count=count)))
-        tell(Notice(message=dry_run_words(number, count, what)))
+        tell(Notice(message=dry_run_line(number, count, what)))
 
     problem = ensure_profile(study, store, space=space, on_run=on_run)
     if problem:

@@ -14,7 +14,7 @@ from autotune import api, cli
 from autotune.cost import calibration_for
 from autotune.cost.learn.dry_runs import DryRuns
 from autotune.errors import DryRunError
-from autotune.plan.dry_runs import MOST_RUNS, TOP, checks_of, ensure_profile, profile_study
+from autotune.plan.dry_runs import MOST_RUNS, TOP, ensure_profile, leave_one_out, profile_study
 from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits
 from autotune.results.calibrations import find_profile, profile_fingerprint, stored_calibration
@@ -148,7 +148,7 @@ def test_a_plan_says_where_its_memory_comes_from_and_an_estimate_runs_its_own_co
 def test_each_dry_run_is_held_against_what_the_others_say() -> None:
     own = study()
     found = profile_study(own, runner=FakeDryRunner())
-    checks = checks_of(found, own.workload, calibration_for(own.workload))
+    checks = leave_one_out(found, own.workload, calibration_for(own.workload))
     assert len(checks) == len(found.points)
     assert all(abs(check.error) < 0.5 for check in checks)
 

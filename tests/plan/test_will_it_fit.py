@@ -11,7 +11,7 @@ import pytest
 import autotune
 from autotune.cost import calibration_for
 from autotune.errors import ConfigError, DryRunError, SpecError
-from autotune.plan.fit import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, pipeline_ranks
+from autotune.plan.fit import AT_THE_LIMIT, DOES_NOT_FIT, DRY_RUN_TRAINER, FITS, pipeline_ranks
 from autotune.plan.fit.answer import Reserved
 from autotune.plan.fit.findings import (
     flops_per_token,
@@ -91,7 +91,7 @@ def test_fit_and_estimate_never_give_two_verdicts(trainer, model, cluster):
     assert configs
     for fit in autotune.fit(workload, configs, runner=FakeDryRunner()):
         risk = float(autotune.estimate(workload, fit.config).oom_probability)
-        if trainer == PLAYED:
+        if trainer == DRY_RUN_TRAINER:
             assert (fit.verdict == fit.cost_model_verdict) == (other_verdict_line(fit) == "")
         else:
             assert fit.oom_probability == pytest.approx(risk)

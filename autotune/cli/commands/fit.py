@@ -162,7 +162,7 @@ def _profile(
     """Return the results of dry runs of the plan's best configs, as a document and in sentences; if
     a dry run is impossible, return the reason."""
     from autotune.cost import calibration_for
-    from autotune.plan.dry_runs import dry_run_words, profile_document, profile_lines, profile_study
+    from autotune.plan.dry_runs import dry_run_line, profile_document, profile_lines, profile_study
     from autotune.results.calibrations import known_constants, program_of
 
     try:
@@ -171,7 +171,7 @@ def _profile(
             store=store,
             limits=limits,
             space=space,
-            on_run=lambda *run: note(dry_run_words(*run)),
+            on_run=lambda *run: note(dry_run_line(*run)),
         )
     except DryRunError as error:
         problem = {"problem": error.message, "remedy": error.remedy}

@@ -191,11 +191,11 @@ def plan(
 def _note_dry_run(number: int, count: int, config: str) -> None:
     """Print on stderr which config is dry-run; before the first, also what a dry run costs and how
     to skip it."""
-    from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_words
+    from autotune.plan.dry_runs import FIRST_PROFILE, dry_run_line
 
     if number == 1:
         note(FIRST_PROFILE.format(count=count))
-    note(dry_run_words(number, count, config))
+    note(dry_run_line(number, count, config))
 
 
 def _parse_gpu_counts(text: str) -> list[int]:

@@ -2,25 +2,25 @@
 
 Trials change the prediction and interval of a config in three ways. Constants and level, which all
 configs share, are refitted (`refit`), with a different effect on each config. Own errors are
-correlated between neighbors. Both are one linear step about the study's initial constants. The scale
-of all these errors is estimated per study, too. Trials with stalled sends are excluded.
+correlated between neighbors. Both are one linear step about the study's initial constants. The
+scale of all these errors is estimated per study, too. Trials with stalled sends are excluded.
 
     step time    predicted * exp(mean of log(measured / predicted))
     interval     of Student's t about the same
 
 Error scale: the size of the errors of a study's configs, estimated from its trials.
 
-The configs of some programs are predicted within a few percent of their common level, those of others
-within a factor. So the variances of all errors, shared and own, are those of `refit` times a factor f
-that belongs to the study and is unknown before its trials:
+The configs of some programs are predicted within a few percent of their common level, those of
+others within a factor. So the variances of all errors, shared and own, are those of `refit` times a
+factor f that belongs to the study and is unknown before its trials:
 
     f ~ c m / chi^2_m                      before any trial: an inverse gamma distribution with m degrees of freedom
     f ~ (c m + q) / chi^2_(m + n)          given n trials        q = y' A^-1 y, squared distance of the trials from the predictions (`Conditioned.squares`)
 
-The error of a config then has a Student's t distribution with m + n degrees of freedom (Shah, Wilson
-and Ghahramani 2014, arXiv 1402.4306, equation 5). Its mean is that of the normal, so predictions do
-not depend on f. Trials that agree with the predictions narrow the intervals. Trials that disagree
-keep them wide, until there are enough of them to estimate the scatter.
+The error of a config then has a Student's t distribution with m + n degrees of freedom (Shah,
+Wilson and Ghahramani 2014, arXiv 1402.4306, equation 5). Its mean is that of the normal, so
+predictions do not depend on f. Trials that agree with the predictions narrow the intervals. Trials
+that disagree keep them wide, until there are enough of them to estimate the scatter.
 
 m approximately maximizes the density of rows of published sources after one and after three trials,
 which is nearly constant for m from 2 to 4; with c, 90% of them are inside their intervals
@@ -30,8 +30,8 @@ one sixth narrower than this t, because their coverage is right.
 Stalled trials: those that ran while sends stalled carry no information about constants, level and
 neighbors.
 
-A pipeline over nodes may be several times slower than normal, with a known probability and by a known
-factor (`stalls`). A refit would attribute that to the whole cluster. So both explanations are
+A pipeline over nodes may be several times slower than normal, with a known probability and by a
+known factor (`stalls`). A refit would attribute that to the whole cluster. So both explanations are
 compared for each trial that can stall, given the others:
 
     log odds = log(p / (1 - p)) + (x^2 - (x - w)^2) / 2 v
@@ -45,8 +45,8 @@ Neglected: stalls of one cluster vary by a tenth, which is little compared with 
 
 Guarded refit: changes the constants only if that predicts left-out trials better.
 
-Before any trial the error of the constants is unknown: those of a fitted pair are accurate to some ten
-percent, others may be off by a factor. So several priors are tried, and each is scored by its
+Before any trial the error of the constants is unknown: those of a fitted pair are accurate to some
+ten percent, others may be off by a factor. So several priors are tried, and each is scored by its
 prediction of every trial given all others:
 
     known     the given constants unchanged, with the level's standard deviation that they state
@@ -61,9 +61,10 @@ time.
     score     sum_i log p(y_i | all other y)        p: normal, mixed with a wide one of weight `OUTLIER`, so that one outlier is not decisive
               (leave-one-out densities: Rasmussen & Williams 2006, eq. 5.10 to 5.12; Geisser & Eddy 1979)
 
-If a single set of constants is needed, it is that with the best score, the first in this list in case
-of a tie; predictions for other workloads are averaged over all priors (`transferred`). So trials that
-agree with the constants change them little, and trials that no constants explain do not change them.
+If a single set of constants is needed, it is that with the best score, the first in this list in
+case of a tie; predictions for other workloads are averaged over all priors (`transferred`). So
+trials that agree with the constants change them little, and trials that no constants explain do not
+change them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ from autotune.cost.learn.refit import (
     Conditioned,
     Measured,
     UncertainConstants,
-    linearised,
+    linearized,
     uncertain,
 )
 from autotune.cost.learn.uncertainty import TAIL, Z90, config_sigma, interval, upper_end
@@ -204,8 +205,8 @@ def errors_given(known: Conditioned, rows: Sensitivity) -> tuple[Array, Array, A
 def moved(
     estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.ndarray
 ) -> Estimate:
-    """The estimate with its times multiplied by exp(`center`). `sigma`: standard deviation of ln step
-    time; `shared`: the part of it due to constants and level. Shapes (N,), or (1,) for one
+    """The estimate with its times multiplied by exp(`center`). `sigma`: standard deviation of ln
+    step time; `shared`: the part of it due to constants and level. Shapes (N,), or (1,) for one
     config."""
     is_single = not np.ndim(estimate.step_time_s)
     factor = np.exp(center)
@@ -235,9 +236,9 @@ def moved(
 
 
 def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, PhaseParts | None]:
-    """Time parts and phases of a step that takes `factor` times as long. Phases that the trainer does
-    not run have stated times, so only its own phases are scaled, unless the step is shorter than the
-    stated times."""
+    """Time parts and phases of a step that takes `factor` times as long. Phases that the trainer
+    does not run have stated times, so only its own phases are scaled, unless the step is shorter
+    than the stated times."""
     parts = {name: np.asarray(value) for name, value in estimate.time_parts_s.to_dict().items()}
     if estimate.phases_s is None:
         return TimeParts(**{name: value * factor for name, value in parts.items()}), None
@@ -254,8 +255,8 @@ def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, Ph
 
 
 def after_one_trial(estimate: Estimate) -> float:
-    """Half-width of a config's 90% interval after one trial of a neighbor at distance 1 with an error
-    of the expected size, as a fraction of the step time."""
+    """Half-width of a config's 90% interval after one trial of a neighbor at distance 1 with an
+    error of the expected size, as a fraction of the step time."""
     own_error = uncertain(Calibration()).own_error
     own, level = float(config_sigma(estimate)) ** 2, float(estimate.level_sigma) ** 2
     together = level + max(own - own_error.alone_sigma**2, 0.0) * math.exp(-1.0 / own_error.length)
@@ -277,7 +278,7 @@ OUTLIER, OUTLIER_SD = 0.05, 1.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Believed:
+class Posterior:
     """The posterior from one of the priors."""
 
     kind: str
@@ -286,7 +287,7 @@ class Believed:
     """leave-one-out score of the trials"""
     known: UncertainConstants
     """posterior of the constants and the level"""
-    said: Conditioned | None
+    conditioned: Conditioned | None
     """the conditioning at the last linearization; None without trials"""
     weight: float
     """posterior probability of this prior; all add up to one"""
@@ -303,7 +304,7 @@ class Refitted:
     """constants and level with their uncertainty"""
     gain: float
     """gain in the leave-one-out score per trial compared with the given constants"""
-    believed: tuple[Believed, ...]
+    posteriors: tuple[Posterior, ...]
     """the posterior from each prior; without trials, only the given constants"""
 
     @property
@@ -326,18 +327,18 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
     given constants are returned."""
     given = uncertain(constants)
     if not trials:
-        alone = Believed(kind="known", score=0.0, known=given, said=None, weight=1.0)
-        return Refitted(kind="known", known=given, gain=0.0, believed=(alone,))
+        alone = Posterior(kind="known", score=0.0, known=given, conditioned=None, weight=1.0)
+        return Refitted(kind="known", known=given, gain=0.0, posteriors=(alone,))
     levels = {"known": constants.level_sigma, "level": UNKNOWN_LEVEL}
     priors = {name: _level_only(given, sigma) for name, sigma in levels.items()}
     variances = np.diag(given.covariance)
     wider = np.diag(np.minimum(WIDE**2 * variances, variances + WRONG**2))
     priors |= {"refit": given, "wrong": replace(given, covariance=wider)}
-    answers: dict[str, Believed] = {}
+    answers: dict[str, Posterior] = {}
     for name, prior in priors.items():
-        now, last = linearised(prior, trials)
-        answers[name] = Believed(
-            kind=name, score=left_out_score(last), known=now, said=last, weight=0.0
+        now, last = linearized(prior, trials)
+        answers[name] = Posterior(
+            kind=name, score=left_out_score(last), known=now, conditioned=last, weight=0.0
         )
     best = max(answers.values(), key=lambda b: b.score)
     count = sum(len(t.table) for t in trials)
@@ -345,15 +346,17 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
         kind=best.kind,
         known=given if best.kind == "known" else best.known,
         gain=(best.score - answers["known"].score) / count,
-        believed=_weighed(list(answers.values())),
+        posteriors=_with_weights(list(answers.values())),
     )
 
 
-def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
+def _with_weights(answers: Sequence[Posterior]) -> tuple[Posterior, ...]:
     """The posteriors with weights proportional to the evidence of their priors."""
     import scipy
 
-    weights = np.exp(scipy.special.log_softmax([b.said.log_evidence for b in answers if b.said]))
+    weights = np.exp(
+        scipy.special.log_softmax([b.conditioned.log_evidence for b in answers if b.conditioned])
+    )
     return tuple(replace(b, weight=float(w)) for b, w in zip(answers, weights, strict=True))
 
 

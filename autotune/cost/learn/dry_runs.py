@@ -1,4 +1,4 @@
-"""What dry runs of a workload's configs said: values that are kept between plans, and read back."""
+"""Results of dry runs of a workload's configs, stored and reused by later plans."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 from autotune.spec import MEMORY_CATEGORIES, ConfigTable, DryRun, ParallelConfig
 
 VERSION = 9
-"""of the format in which dry runs are kept; of another one nothing is read"""
+"""version of the stored format; dry runs stored in another version are ignored"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDry:
-    """What the dry runs of a config's pipeline ranks said."""
+class ConfigDryRun:
+    """Memory and matrix products of one config, from dry runs of its pipeline ranks."""
 
     config: ParallelConfig
-    """with as few micro-batches as have the same peak (`shortened`)"""
+    """with the fewest micro-batches that have the same peak (`shortened`)"""
     allocated_bytes: float
-    """peak of the fullest rank"""
+    """highest peak of any rank"""
     parts_bytes: Mapping[str, float]
-    """of it, by `MEMORY_CATEGORIES`"""
+    """bytes of that peak by category (`MEMORY_CATEGORIES`)"""
     product_flops: float = 0.0
     """FLOPs of the matrix products of one micro-batch of a whole model; 0 with a pipeline"""
 
     @classmethod
-    def of(cls, config: ParallelConfig, runs: tuple[DryRun, ...]) -> RunDry:
-        """The dry runs of a config's ranks."""
+    def of(cls, config: ParallelConfig, runs: tuple[DryRun, ...]) -> ConfigDryRun:
+        """Summarize the dry runs of a config's pipeline ranks."""
         fullest = max(runs, key=lambda run: run.peak.total_bytes).peak
         products = (
             sum(2.0 * p.m * p.n * p.k * p.count for p in runs[0].products)
@@ -50,13 +50,13 @@ class RunDry:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRuns:
-    """The configs of one workload that were run dry."""
+    """The dry-run configs of one workload."""
 
     fingerprint: str
-    """of the workload and the versions of what ran"""
-    points: tuple[RunDry, ...] = ()
+    """hash of the workload and of the package versions used"""
+    points: tuple[ConfigDryRun, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
-    """configs that cannot be run dry, with the reason"""
+    """reason by config, for configs that cannot be dry-run"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -70,30 +70,30 @@ class DryRuns:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DryRuns | None:
-        """The dry runs of `to_dict`'s values; None for another version of the format."""
+        """Read the values of `to_dict`; return None for another version of the format."""
         if values.get("version") != VERSION:
             return None
         points = (
-            RunDry(**{**one, "config": ParallelConfig.from_dict(one["config"])})
+            ConfigDryRun(**{**one, "config": ParallelConfig.from_dict(one["config"])})
             for one in values["points"]
         )
         return cls(fingerprint=values["fingerprint"], points=tuple(points), failed=values["failed"])
 
     def is_known(self, config: ParallelConfig) -> bool:
-        """Whether the config was run, or cannot be."""
+        """Whether the config was dry-run, or cannot be."""
         short = shortened(config)
         return str(short) in self.failed or any(point.config == short for point in self.points)
 
 
 def shortened(config: ParallelConfig) -> ParallelConfig:
-    """The config with as few micro-batches to a step as have the same peak, but for the inputs of
-    the others."""
+    """Return the config with the fewest micro-batches per step that have the same peak, except for
+    the inputs of the omitted ones."""
     return replace(config, accumulation_steps=int(enough_steps(ConfigTable.of([config]))[0]))
 
 
 def enough_steps(table: ConfigTable) -> NDArray[Any]:
-    """From the second micro-batch on a step repeats itself; a pipeline has a buffer for the
-    messages of every one."""
+    """Return the fewest micro-batches with the same peak, shape (N,): at most 2, because later ones
+    repeat the second; all in a pipeline, which has a message buffer for each."""
     return np.asarray(
         np.where(table.pp > 1, table.accumulation_steps, np.minimum(table.accumulation_steps, 2))
     )

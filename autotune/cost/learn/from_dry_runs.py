@@ -1,25 +1,25 @@
-"""Formulas corrected by dry runs: some configs of a space were run dry, and what the formulas say
-of the others is multiplied by factors that fit those.
+"""Correct the memory formulas with dry runs: some configs of a space were dry-run, and the
+formulas' values for the others are multiplied by factors fitted to those.
 
-    y_i     bytes that tensors hold at the peak of the fullest rank of config i, by its dry run
-    x_ik    what the formulas say of config i, by part k: states, activations, logits, buffers; and once more activations, states and a fixed size for what
-            configs have in common (`COMMON`)
-    theta_k factor of part k, before any run 1 (of what configs have in common: 0), give or take `SPREAD`
+    y_i     allocated bytes at the highest peak of any rank of config i, from its dry run
+    x_ik    bytes of part k of config i from the formulas: states, activations, logits, buffers; in addition activations, states and a fixed size for each
+            property that configs share (`COMMON`)
+    theta_k factor of part k; prior mean 1 (0 for shared properties), prior standard deviation from `PARTS` and `SHARED_SPREAD`
 
     sum_k theta_k x_ik / y_i = 1 + e_i,  e_i of standard deviation s         (Bayesian linear regression: Bishop 2006, section 3.3)
     spread of a config that was not run:  sqrt(x' V x / y^2 + s^2)           V: covariance of theta
 
-So a config is as uncertain as what no run has pinned, and the widest one tells most when it is run
-(`widest`). Configs that were run have the peak of their run. reserved = allocated * (1 +
-fragmentation) + framework: what an allocator reserves beyond tensors and what the framework takes
-are constants of the trainer and GPU type.
+A config's spread is large if the runs do not determine its factors; a dry run of the config with
+the largest spread adds the most information. Configs that were dry-run have the peak of their run.
+reserved = allocated * (1 + fragmentation) + framework: fragmentation and the memory of the
+framework are constants of the trainer and GPU type.
 
-The work of matrix products is corrected by one factor: FLOPs of the products that ran over those of
-the formulas. Attention, traffic and what is bound by memory stay with the formulas. Neglected: that
-the peak may be at another moment of the step than the formulas think; that is part of e.
+The FLOPs of matrix products are corrected by one factor: those of the dry run divided by those of
+the formulas. Attention, traffic and memory-bound work are not corrected. Neglected: the peak may be
+at another moment of the step than in the formulas; e includes that.
 
-Only the native trainer is corrected: its loop is what a dry run runs. Others keep weights,
-gradients and buffers in ways of their own.
+Only the native trainer is corrected, because a dry run executes its loop. Other trainers keep
+weights, gradients and buffers differently.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, head_flops, layer_matmul_flops, layout_of
-from autotune.cost.learn.dry_runs import RunDry, enough_steps
+from autotune.cost.learn.dry_runs import ConfigDryRun, enough_steps
 from autotune.cost.memory.constants import reserved_sigma
 from autotune.cost.memory.peak import RankMemory
 from autotune.cost.time.recompute import repeated
 from autotune.cost.traits import traits_of
 from autotune.spec import KNOBS, ConfigTable, MemoryParts, Workload
 
-PLAYED_TRAINERS = ("native",)
-"""trainers whose own code is what a dry run runs"""
+DRY_RUN_TRAINER = "native"
+"""the trainer whose training loop a dry run executes"""
 OWN_ERROR = 0.01
-"""least standard deviation of e"""
+"""minimum standard deviation of e"""
 PARTS: Mapping[str, float] = {
     "weights": 0.1,
     "gradients": 0.2,
@@ -52,24 +52,24 @@ PARTS: Mapping[str, float] = {
     "logits": 0.5,
     "buffers": 1.0,
 }
-"""parts of the formulas: standard deviation of the factor, which is 1 before any run"""
+"""parts of the formulas: prior standard deviation of the factor, whose prior mean is 1"""
 MODES = KNOBS["recompute"].values
 COMMON = ("all", "tp", "pp", "zero1", "sharded", "zero2", "once", "once sharded", *MODES)
-"""what configs have in common: tensor or pipeline parallelism, ZeRO 1, sharded weights, ZeRO 2,
-steps of one micro-batch (with sharded weights), a mode of recomputation"""
+"""properties that configs share: tensor or pipeline parallelism, ZeRO 1, sharded weights, ZeRO 2,
+steps of one micro-batch (with sharded weights), a recomputation mode"""
 SHARED_SPREAD = 0.3
-"""standard deviation of the factors of what configs have in common, which are 0 before any run: on
+"""prior standard deviation of the factors of shared properties, whose prior mean is 0: on
 activations, on states, and on a tenth of the median config's memory"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrected:
-    """The memory of every row by dry runs."""
+    """Memory of every row, corrected by dry runs."""
 
     memory: RankMemory
     sigma: Column
-    """standard deviation of the log of the peak"""
+    """standard deviation of ln peak memory"""
 
 
 def corrected_memory(
@@ -78,19 +78,21 @@ def corrected_memory(
     constants: Calibration,
     formulas: Callable[[ConfigTable], RankMemory],
 ) -> Corrected | None:
-    """The memory of every row; None where no dry run tells of it. `formulas`: the memory of other
-    configs of the workload by the formulas."""
+    """Return the memory of every row; None without dry runs of the workload. `formulas`: computes
+    the uncorrected memory of configs of the workload."""
     runs = constants.dry_runs
-    if runs is None or not runs.points or workload.trainer not in PLAYED_TRAINERS:
+    if runs is None or not runs.points or workload.trainer != DRY_RUN_TRAINER:
         return None
     known = ConfigTable.of([point.config for point in runs.points])
-    said = formulas(table)
-    allocated, spread = _fitted(known, formulas(known), table, said, constants, runs.points)
+    predicted = formulas(table)
+    allocated, spread = _corrected_allocation(
+        known, formulas(known), table, predicted, constants, runs.points
+    )
     states = {
-        name: np.array(getattr(said.parts, name), dtype=float)
+        name: np.array(getattr(predicted.parts, name), dtype=float)
         for name in ("weights", "gradients", "optimizer")
     }
-    for point, rows in zip(runs.points, _places(known, table), strict=True):
+    for point, rows in zip(runs.points, _matching_rows(known, table), strict=True):
         held, spread[rows] = point.parts_bytes, 0.0
         more = table.accumulation_steps[rows] / point.config.accumulation_steps - 1.0
         allocated[rows] = point.allocated_bytes + more * held["inputs"]
@@ -109,20 +111,21 @@ def corrected_memory(
     return Corrected(memory=RankMemory(parts=parts, spare=loose), sigma=sigma)
 
 
-def _fitted(
+def _corrected_allocation(
     known: ConfigTable,
-    said_of_known: RankMemory,
+    predicted_for_known: RankMemory,
     table: ConfigTable,
-    said: RankMemory,
+    predicted: RankMemory,
     constants: Calibration,
-    points: tuple[RunDry, ...],
+    points: tuple[ConfigDryRun, ...],
 ) -> tuple[Column, Column]:
-    """Allocated bytes of every row, and the standard deviation of their log."""
+    """Fit the factors; return the allocated bytes of every row and the standard deviation of their
+    ln."""
     run = np.array([point.allocated_bytes for point in points])
-    there, here = _parts(known, said_of_known, constants), _parts(table, said, constants)
+    there, here = _parts(known, predicted_for_known, constants), _parts(table, predicted, constants)
     states = there["weights"] + there["gradients"] + there["optimizer"]
-    # what a decoder of like size keeps may be far from what this model keeps, so factors are about
-    # its usual multiple
+    # this model may keep far more or less than a decoder of its size, so the prior of the factors is
+    # centered on the median ratio
     kept = np.maximum(there["activations"] + there["logits"], 1.0)
     multiple = float(np.median(np.maximum(run - states, 0.02 * run) / kept))
     fixed = 0.1 * float(np.median(run))
@@ -132,7 +135,7 @@ def _fitted(
     sd = np.array([*PARTS.values(), *[SHARED_SPREAD] * rest])
     scaled, residuals = x / run[:, None], 1.0 - x @ prior / run
     noise = OWN_ERROR
-    for _ in range(3):  # s follows from what is left, and the factors from s
+    for _ in range(3):  # s depends on the residuals, and the factors depend on s
         cov = np.linalg.inv(np.diag(sd**-2.0) + scaled.T @ scaled / noise**2)
         theta = prior + cov @ scaled.T @ residuals / noise**2
         left = 1.0 - scaled @ theta
@@ -144,20 +147,22 @@ def _fitted(
     return allocated, np.minimum(np.hypot(spread, noise), 1.0)
 
 
-def _parts(table: ConfigTable, said: RankMemory, constants: Calibration) -> dict[str, Column]:
-    """What tensors hold, by the formulas."""
+def _parts(table: ConfigTable, predicted: RankMemory, constants: Calibration) -> dict[str, Column]:
+    """Return the allocated bytes of every part of `PARTS` from the formulas, shape (N,) each."""
     names = [name for name in PARTS if name != "buffers"]
     parts = {
-        name: np.broadcast_to(getattr(said.parts, name), len(table)).astype(float) for name in names
+        name: np.broadcast_to(getattr(predicted.parts, name), len(table)).astype(float)
+        for name in names
     }
-    loose = constants.framework_bytes + np.broadcast_to(said.spare, len(table))
-    return parts | {"buffers": np.maximum(said.parts.framework - loose, 0.0)}
+    loose = constants.framework_bytes + np.broadcast_to(predicted.spare, len(table))
+    return parts | {"buffers": np.maximum(predicted.parts.framework - loose, 0.0)}
 
 
 def _columns(
     table: ConfigTable, parts: Mapping[str, Column], multiple: float, fixed: float
 ) -> NDArray[np.float64]:
-    """x: the parts, then activations, states and a fixed size by what configs have in common."""
+    """Return x, shape (N, K): the parts, then activations, states and a fixed size for each shared
+    property."""
     kept, logits = multiple * parts["activations"], multiple * parts["logits"]
     own = {**parts, "activations": kept, "logits": logits}
     is_in = {
@@ -178,8 +183,8 @@ def _columns(
     return np.stack([*(own[name] for name in PARTS), *shared], axis=1)
 
 
-def _places(known: ConfigTable, table: ConfigTable) -> list[NDArray[np.intp]]:
-    """The rows whose peak is that of each config that was run."""
+def _matching_rows(known: ConfigTable, table: ConfigTable) -> list[NDArray[np.intp]]:
+    """Return for each dry-run config the indices of the rows with the same peak."""
     names = [name for name in KNOBS if name != "accumulation_steps"]
     columns = np.stack(
         [enough_steps(table), *(np.asarray(table.column(name)) for name in names)], axis=1
@@ -191,10 +196,10 @@ def _places(known: ConfigTable, table: ConfigTable) -> list[NDArray[np.intp]]:
 
 
 def product_factor(workload: Workload, constants: Calibration) -> float:
-    """FLOPs of matrix products that ran over those of the formulas, by the median of the whole
-    models that were run; 1 where none was."""
+    """Return the FLOPs of matrix products in dry runs divided by those of the formulas: the median
+    of runs of whole models, or 1 if there are none."""
     runs = constants.dry_runs
-    if runs is None or workload.trainer not in PLAYED_TRAINERS or workload.peft is not None:
+    if runs is None or workload.trainer != DRY_RUN_TRAINER or workload.peft is not None:
         return 1.0
     points = [point for point in runs.points if point.product_flops]
     if not points:
@@ -204,5 +209,5 @@ def product_factor(workload: Workload, constants: Calibration) -> float:
     layout = layout_of(workload, table)
     again = repeated(model, table, layout, traits, float(workload.seq_len))
     layers = (3.0 + again.matmuls) * model.num_layers * layer_matmul_flops(model)
-    said = layout.tokens / layout.tp * (layers + 3.0 * head_flops(model))
-    return float(np.median([point.product_flops for point in points] / said))
+    predicted = layout.tokens / layout.tp * (layers + 3.0 * head_flops(model))
+    return float(np.median([point.product_flops for point in points] / predicted))

@@ -1,13 +1,13 @@
-"""Measurements of a cluster turned into constants of the cost model: fractions of the figures that
-its `ClusterSpec` states.
+"""Compute constants of the cost model from measurements of a cluster, as fractions of the datasheet
+values in its `ClusterSpec`.
 
     matmul       rate r of an m x n x k product    1/r = (1 + half_size * (1/m + 1/n + 1/k)) / (peak * efficiency)
                                                    a straight line in 1/m + 1/n + 1/k
     collectives  time t of S bytes                 t = latency + moved / (bandwidth * efficiency)
                                                    a straight line in the moved bytes, (n-1)/n * S per pass of a ring of n ranks
 
-Both lines are fitted by Theil-Sen (the median of all pairwise slopes; Sen 1968), which one
-disturbed measurement does not move.
+Both lines are fitted by Theil-Sen (the median of all pairwise slopes; Sen 1968), which is robust to
+a disturbed measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autotune.spec.checks import nearest, one_of, positive, positive_int
 
 KEYS = ("matmul", "memory_bytes_per_s", "collectives", "host_overhead_s", "concurrency")
 NOTES = ("gpu", "memory_bytes", "versions", "date", "out_of_line", "nodes")
-"""keys that describe the measurement and determine no constant"""
+"""keys that describe the measurement, from which no constant is computed"""
 _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """ring passes of each collective"""
 
@@ -33,11 +33,11 @@ _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 def measured_constants(
     measured: Mapping[str, Any], cluster: ClusterSpec, *, half_size: float, full_speed_ranks: float
 ) -> dict[str, float]:
-    """Values of the constants of `Calibration` that the measurements determine, by name.
+    """Return the values of the `Calibration` constants that the measurements determine, by name.
 
     `half_size` and `full_speed_ranks` are used where the measurements do not determine them.
     `Calibration.from_measurements` lists the keys of `measured`. Raises `SpecError` for other keys
-    and for figures that are not positive numbers.
+    and for values that are not positive numbers.
     """
     if not isinstance(measured, Mapping):
         raise SpecError(f"measurements must be a mapping of keys to values, but are {measured!r}")
@@ -81,10 +81,11 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 def _matmul(
     rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: float
 ) -> dict[str, float]:
-    """Efficiency and half size from the precision that was measured most; the intercept is where
-    the sum of inverses vanishes. How 16 bits compare is the median over the shapes that were
-    measured in both. Where larger products are no faster, as on a GPU at its limit of power, the
-    median counts, not the fastest: a training step runs large ones without a pause."""
+    """Return `matmul_efficiency`, `half_size` and `half_factor`. The first two come from a line
+    through the precision with the most shapes, with its intercept at infinite size. `half_factor`
+    is the median ratio over the shapes measured in both precisions. If larger products are not
+    faster, as on a GPU at its power limit, the efficiency is that of the median product, not of the
+    fastest, because a training step runs large products without a pause."""
     if not rows:
         return {}
     by_precision: dict[str, dict[tuple[float, ...], float]] = {}
@@ -104,7 +105,7 @@ def _matmul(
     points = [(sum(1.0 / side for side in shape), seconds) for shape, seconds in shapes.items()]
     slope, intercept = _line(points)
     fastest = min(y for _, y in points)
-    # beyond the largest shape, trust at most twice its rate
+    # limit extrapolation to twice the rate of the fastest shape
     intercept = (
         min(max(intercept, 0.5 * fastest), fastest)
         if slope > 0
@@ -120,8 +121,8 @@ def _matmul(
 def _links(
     rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_ranks: float
 ) -> dict[str, float]:
-    """Fractions of the links' bandwidths, and the latencies, from collectives inside a node and
-    between nodes: a line for each number of ranks."""
+    """Return the achieved fractions of the links' bandwidths and the latencies, from one line per
+    number of ranks through the collectives inside a node and through those between nodes."""
     by_ranks: dict[str, dict[int, list[tuple[float, float]]]] = {"intra": {}, "inter": {}}
     for row in rows:
         scope = one_of("scope", row.get("scope"), by_ranks)
@@ -138,7 +139,7 @@ def _links(
         slopes = [slope for slope, _ in lines.values() if slope > 0]
         if slopes:
             slope = float(np.median(slopes))
-        else:  # one size alone: all of its time is bandwidth
+        else:  # a single size: count all of its time as bandwidth
             slope, lines = min(y / x for points in groups.values() for x, y in points), {}
         values[f"{scope}_efficiency"] = 1.0 / (slope * link.bytes_per_s)
         latencies = {ranks: intercept for ranks, (_, intercept) in lines.items() if intercept > 0}
@@ -156,8 +157,8 @@ def _links(
 def _latencies_inside(
     latencies: Mapping[int, float], link_s: float, full_speed_ranks: float
 ) -> dict[str, float]:
-    """Latency per doubling of the ranks from groups whose ranks all have a core; from larger ones
-    what waiting for a core adds."""
+    """Return `latency_factor` from groups whose ranks all have a core, and `turn_s`, the additional
+    wait for a core, from larger groups; empty without latencies."""
     full = full_speed_ranks or max(latencies, default=0)
     alone = [s / math.log2(n) for n, s in latencies.items() if n <= max(full, min(latencies))]
     if not alone or link_s <= 0:
@@ -173,8 +174,8 @@ def _latencies_inside(
 
 
 def _full_speed_ranks(rows: Sequence[Mapping[str, Any]], cores: int | None) -> float:
-    """The largest sum of the ranks' rates, in units of one rank's rate alone; at most the cores,
-    where they are known."""
+    """Return the highest total rate of all ranks in units of a single rank's rate, limited to the
+    number of cores; 0 if all measured ranks run at full speed."""
     rates = {positive_int("ranks", row.get("ranks")): _number(row, "flops_per_s") for row in rows}
     alone = rates[min(rates)]
     saturated = max(ranks * rate / alone for ranks, rate in rates.items())
@@ -184,7 +185,7 @@ def _full_speed_ranks(rows: Sequence[Mapping[str, Any]], cores: int | None) -> f
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(slope, intercept) by Theil-Sen; (0, the median) when all points share one abscissa."""
+    """Return (slope, intercept) by Theil-Sen; (0, median of y) if all points have the same x."""
     pairs = combinations(points, 2)
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if a[0] != b[0]]
     slope = float(np.median(slopes)) if slopes else 0.0

@@ -8,15 +8,15 @@ trials, with its covariance.
     level   error that is common to all configs of a cluster and not explained by constants; treated as an additional constant with derivative 1
     e       own errors of the configs, which are correlated between neighbors
 
-Linearized about a point, the posterior is normal. With J = d log f / d theta, prior covariance S and
-covariance E of the own errors
+Linearized about a point, the posterior is normal. With J = d log f / d theta, prior covariance S
+and covariance E of the own errors
 
     A = J S J' + E        mean = S J' A^-1 y        covariance = S - S J' A^-1 J S          (Rasmussen & Williams 2006, eq. 2.11 and 2.12)
 
 `refit` repeats this about the new mean (Gauss-Newton), so the result is the mode with its curvature
-(Laplace). Constants that the trials do not determine keep their prior width. Trials may be of several
-workloads of the pair. Outliers get less weight (Huber 1964), because a slow node slows one trial and
-not the cluster. The result is a function of prior and trials.
+(Laplace). Constants that the trials do not determine keep their prior width. Trials may be of
+several workloads of the pair. Outliers get less weight (Huber 1964), because a slow node slows one
+trial and not the cluster. The result is a function of prior and trials.
 
 Own error: the error of one config's predicted step time in addition to that of constants and level,
 and its covariance between configs.
@@ -227,10 +227,10 @@ def uncertain(
 
 def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainConstants:
     """The posterior of the constants given these trials; the prior if there are none."""
-    return linearised(prior, trials)[0] if trials else prior
+    return linearized(prior, trials)[0] if trials else prior
 
 
-def linearised(
+def linearized(
     prior: UncertainConstants, trials: Sequence[Measured]
 ) -> tuple[UncertainConstants, Conditioned]:
     """The posterior of the constants given these trials, at least one, and the conditioning at the
@@ -318,8 +318,8 @@ class Conditioned:
 
     @classmethod
     def on(cls, rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned:
-        """Condition the prior on trials. `errors`: y, log(measured / predicted) of each trial at the
-        prior mean of the constants, shape (n,)."""
+        """Condition the prior on trials. `errors`: y, log(measured / predicted) of each trial at
+        the prior mean of the constants, shape (n,)."""
         import scipy
 
         own = prior.own_error

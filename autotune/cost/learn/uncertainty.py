@@ -17,15 +17,16 @@ TAIL = 0.05
 """probability that the upper end of an interval is exceeded"""
 BISECTIONS = 10
 OTHER_LAYERS_TIME = 0.5
-"""assumed: no published run of such a model has been read; kernels of state-space and linear layers
-reach a half to all of what matmuls do"""
+"""additional standard deviation of ln step time for models with other layers than a decoder's;
+assumed, because there are no published runs: kernels of state-space and linear layers achieve 50%
+to 100% of the rate of matmuls"""
 OTHER_LAYERS_MEMORY = 0.5
-"""assumed of log activations of such layers: dry runs scatter by 0.3 about
-`activations.OTHER_LAYERS_KEPT`, and a GPU's kernels keep less than torch's own code"""
+"""standard deviation of ln activations of such layers; assumed: dry runs scatter by 0.3 about
+`activations.OTHER_LAYERS_KEPT`, and GPU kernels keep less than torch's own code"""
 
 
 def moving_share(times: TimeParts) -> Column:
-    """Share of the step that is communication or bubble."""
+    """Return the share of the step that is communication or bubble."""
     moving = (
         times.tp_comm + times.pp_comm + times.dp_comm + times.cp_comm + times.ep_comm + times.bubble
     )
@@ -33,9 +34,9 @@ def moving_share(times: TimeParts) -> Column:
 
 
 def time_sigma(times: TimeParts, constants: Calibration, model: ModelSpec) -> Column:
-    """Standard deviation of a config's own error of log step time: `time_sigma` of the fit,
+    """Return the standard deviation of a config's own error of ln step time: `time_sigma`,
     `comm_sigma` for the share of communication and bubbles, `expert_sigma` for a model with
-    experts, and `OTHER_LAYERS` for one whose layers are not a decoder's."""
+    experts, and `OTHER_LAYERS_TIME` for a model with other layers than a decoder's."""
     plain = np.hypot(constants.time_sigma, constants.comm_sigma * moving_share(times))
     other = OTHER_LAYERS_TIME if model.code is not None and model.code.layers else 0.0
     return np.asarray(
@@ -44,24 +45,24 @@ def time_sigma(times: TimeParts, constants: Calibration, model: ModelSpec) -> Co
 
 
 def memory_sigma(memory: MemoryParts, constants: Calibration, model: ModelSpec) -> Column:
-    """Standard deviation of the error of log peak memory: `memory_sigma` of the fit, and
-    `OTHER_LAYERS_MEMORY` for the share of activations of a model whose layers are not a decoder's;
-    its weights are counted."""
+    """Return the standard deviation of the error of ln peak memory: `memory_sigma`, and
+    `OTHER_LAYERS_MEMORY` for the share of activations of a model with other layers than a
+    decoder's, whose weights are known exactly."""
     share = np.asarray(memory.activations / memory.total)
     other = OTHER_LAYERS_MEMORY if model.code is not None and model.code.layers else 0.0
     return np.asarray(np.hypot(constants.memory_sigma, other * share))
 
 
 def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:
-    """Ends of the 90% interval."""
+    """Return the ends of the 90% interval of a log-normal quantity with median `center`."""
     reach = np.exp(Z90 * np.asarray(sigma))
     return center / reach, center * reach
 
 
 def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) -> Column:
-    """Upper end of the 90% interval of a time that is about `center`, or about `stalled` with that
-    `chance`: what 5% exceed. By bisection, to a thousandth of the distance between the ends of
-    both."""
+    """Return the upper end of the 90% interval of a time with median `center`, or `stalled` with
+    probability `chance`: 5% exceed it. Found by bisection, to a thousandth of the distance between
+    the upper ends of both."""
     high = interval(center, sigma)[1]
     rows = np.flatnonzero(chance > 0)
     if len(rows):
@@ -81,16 +82,16 @@ def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) ->
 
 
 def config_sigma(estimate: Estimate) -> Column:
-    """Standard deviation of the own error of each config: the interval's width below the step time,
-    without what all configs share (`Estimate.level_sigma`). Above it a stall may add to the
-    width."""
+    """Return the standard deviation of each config's own error of ln step time, shape (N,): from
+    the lower half of its interval, without the error shared by all configs
+    (`Estimate.level_sigma`). The upper half may include stalls."""
     width = np.log(np.asarray(estimate.step_time_s) / np.asarray(estimate.step_time_low_s)) / Z90
     return np.asarray(np.sqrt(np.maximum(width**2 - np.asarray(estimate.level_sigma) ** 2, 0.0)))
 
 
-def spread_of_memory(estimate: Estimate) -> Column:
-    """Standard deviation of log peak memory of each config, from the lower half of its interval:
-    the upper end may be cut at the GPU's memory."""
+def memory_log_sigma(estimate: Estimate) -> Column:
+    """Return the standard deviation of each config's ln peak memory, shape (N,): from the lower
+    half of its interval, because the upper end may be limited to the GPU's memory."""
     return np.asarray(
         np.log(np.asarray(estimate.peak_memory_bytes) / np.asarray(estimate.peak_memory_low_bytes))
         / Z90
@@ -98,13 +99,13 @@ def spread_of_memory(estimate: Estimate) -> Column:
 
 
 def exceeds(center: Column, limit: float, sigma: Column | float) -> Column:
-    """Probability that a log-normal quantity about `center` is above `limit`."""
+    """Return the probability that a log-normal quantity with median `center` exceeds `limit`."""
     z = (np.log(np.maximum(center, 1e-300)) - math.log(limit)) / np.maximum(sigma, 1e-9)
     return normal_cdf(z)
 
 
 def normal_cdf(z: Column) -> Column:
-    """Standard normal distribution function, to 1e-7 (Abramowitz and Stegun 26.2.17)."""
+    """Return the standard normal distribution function, to 1e-7 (Abramowitz and Stegun 26.2.17)."""
     a = np.abs(z)
     t = 1.0 / (1.0 + 0.2316419 * a)
     poly = t * (

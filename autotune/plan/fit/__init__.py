@@ -9,15 +9,16 @@ A dry run gives the *allocated* memory, exactly for the code that runs. What a G
 *reserves* beyond that is a factor with an interval. The two are always shown separately.
 """
 
-from autotune.plan.fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, Fit, Verdict
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
+from autotune.plan.fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, Fit, Verdict
 from autotune.plan.fit.document import fit_document, fits_document
 from autotune.plan.fit.dry_runs import OnRank, RankProgress, answers, configs_of, pipeline_ranks
 
 __all__ = [
     "AT_THE_LIMIT",
     "DOES_NOT_FIT",
+    "DRY_RUN_TRAINER",
     "FITS",
-    "PLAYED",
     "Fit",
     "OnRank",
     "RankProgress",

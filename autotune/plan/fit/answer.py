@@ -10,11 +10,11 @@ more memory than its GPU can give:
 A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does
 `Fit.is_expected`.
 
-A dry run executes the training loop of `PLAYED`. It decides only for studies with that trainer:
-others keep, free and recompute different tensors. For any other trainer, and if no dry run was
-possible, verdict and risk are those of the cost model's formulas for that trainer, which are also
-those of `plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None if no dry
-run was possible, because the question was about the model's code.
+A dry run executes the training loop of `DRY_RUN_TRAINER`. It decides only for studies with that
+trainer: others keep, free and recompute different tensors. For any other trainer, and if no dry run
+was possible, verdict and risk are those of the cost model's formulas for that trainer, which are
+also those of `plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None if no
+dry run was possible, because the question was about the model's code.
 
 GPU memory that the allocator reserves for the tensors of a rank:
 
@@ -34,6 +34,7 @@ from typing import Literal, final
 import numpy as np
 
 from autotune.cost import Calibration
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
 from autotune.cost.learn.uncertainty import exceeds, interval
 from autotune.cost.memory.constants import memory_source, reserved_sigma
 from autotune.cost.traits import loop_of
@@ -44,8 +45,6 @@ Verdict = Literal["fits", "at the limit", "does not fit"]
 FITS: Verdict = "fits"
 AT_THE_LIMIT: Verdict = "at the limit"
 DOES_NOT_FIT: Verdict = "does not fit"
-PLAYED = "native"
-"""the trainer whose training loop a dry run executes"""
 LIMIT = 0.05
 """P(OOM) below which a config counts as fitting"""
 
@@ -113,14 +112,14 @@ class Fit:
     """wall time of all runs"""
 
     @property
-    def is_played(self) -> bool:
+    def runs_study_trainer(self) -> bool:
         """Whether a dry run executes the study's own trainer."""
-        return self.workload.trainer == PLAYED
+        return self.workload.trainer == DRY_RUN_TRAINER
 
     @property
     def basis(self) -> Literal["dry run", "cost model"]:
         """What the answer is based on."""
-        return "dry run" if self.runs and self.is_played else "cost model"
+        return "dry run" if self.runs and self.runs_study_trainer else "cost model"
 
     @property
     def fullest(self) -> DryRun | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autotune.plan.fit.answer import PLAYED, Fit
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
+from autotune.plan.fit.answer import Fit
 from autotune.plan.fit.findings import (
     active_parameters,
     beside_cost_model,
@@ -32,7 +33,7 @@ def fit_document(fit: Fit) -> dict[str, Any]:
         "verdict": fit.verdict,
         "fits": fit.fits,
         "basis": fit.basis,
-        "played": PLAYED if fit.runs else None,
+        "played": DRY_RUN_TRAINER if fit.runs else None,
         "cost_model_verdict": fit.cost_model_verdict,
         "oom_probability": fit.oom_probability,
         "allocated_bytes": fit.allocated_bytes,

@@ -1,5 +1,5 @@
-"""Which configs are asked about (those that are named, else the best of the plan, else the one that
-comes nearest to fitting), which of their ranks are dry-run, and what answers if none can be.
+"""Answer "will it fit?" for the specified configs, or the best of the plan, or the one that comes
+nearest to fitting: choose the ranks to dry-run, and use the cost model if none can be.
 
 All ranks of a pipeline stage hold the same shapes, so one of each stage is enough; inner stages
 differ from each other by at most a layer. The first holds the embedding and the most micro-batches
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune.cost import Calibration, calibration_for, estimate
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
 from autotune.errors import ConfigError, DryRunError, SpecError
-from autotune.plan.fit.answer import PLAYED, Fit, Reserved
+from autotune.plan.fit.answer import Fit, Reserved
 from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits, DryRunner
 from autotune.registry import dry_runner
@@ -127,15 +128,17 @@ def answer(
             took_s=time.monotonic() - begun,
         )
     allocated = max(run.peak.total_bytes for run in runs)
-    is_played = workload.trainer == PLAYED
-    assumed = () if is_played else workload.model.assumptions  # what is run dry assumes nothing
+    runs_study_trainer = workload.trainer == DRY_RUN_TRAINER
+    assumed = (
+        () if runs_study_trainer else workload.model.assumptions
+    )  # a dry run builds the real model
     return Fit(
         workload=workload,
         config=config,
         runs=tuple(runs),
         estimate=predicted,
         reserved=Reserved.of(allocated, workload, constants)
-        if is_played
+        if runs_study_trainer
         else _predicted(workload, predicted, constants),
         notes=assumed,
         took_s=time.monotonic() - begun,
@@ -174,7 +177,7 @@ def answers(
 
 
 def _predicted(workload: Workload, predicted: Estimate, constants: Calibration) -> Reserved:
-    """What the cost model says is reserved."""
+    """Return the memory that the cost model predicts to be reserved."""
     return Reserved(
         peak_bytes=float(predicted.peak_memory_bytes),
         low_bytes=float(predicted.peak_memory_low_bytes),

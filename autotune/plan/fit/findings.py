@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from autotune.cost.learn.from_dry_runs import DRY_RUN_TRAINER
 from autotune.cost.traits import loop_of, memory_differences
-from autotune.plan.fit.answer import PLAYED, Fit
+from autotune.plan.fit.answer import Fit
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
 
 BESIDE = (
@@ -83,7 +84,11 @@ def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
-    why = {} if fit.is_played else memory_differences(loop_of(fit.workload), PLAYED, fit.config)
+    why = (
+        {}
+        if fit.runs_study_trainer
+        else memory_differences(loop_of(fit.workload), DRY_RUN_TRAINER, fit.config)
+    )
     return tuple(
         Beside(
             name=name,

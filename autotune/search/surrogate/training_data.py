@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from autotune.cost.learn.uncertainty import config_sigma, spread_of_memory
+from autotune.cost.learn.uncertainty import config_sigma, memory_log_sigma
 from autotune.cost.memory.constants import memory_source
 from autotune.cost.traits import loop_of
 from autotune.search.searcher import Problem
@@ -122,7 +122,7 @@ def memory_prior(
     interval for the rest. If the trainer's peaks were fitted, that error is independent between
     configs. Otherwise all configs share the part above `OWN_MEMORY_ERROR_SD`, so that one measured
     peak determines most of the others."""
-    spread = float(np.median(spread_of_memory(estimate)))
+    spread = float(np.median(memory_log_sigma(estimate)))
     is_fitted = "memory_sigma" in memory_source(workload.cluster.gpu.name, loop_of(workload)).fitted
     residual_sd = spread if is_fitted else min(spread, OWN_MEMORY_ERROR_SD)
     return Prior(
@@ -223,7 +223,7 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     """
     peak = np.log(np.atleast_1d(np.asarray(estimate.peak_memory_bytes, dtype=np.float64)))
     z = ndtri(np.clip(np.atleast_1d(np.asarray(estimate.oom_probability)), CERTAIN, 1.0 - CERTAIN))
-    limit = peak - z * spread_of_memory(estimate)
+    limit = peak - z * memory_log_sigma(estimate)
     return np.asarray(np.where(z > 0, np.minimum(limit, math.log(capacity_bytes)), limit))
 
 

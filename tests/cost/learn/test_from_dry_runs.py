@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.learn.dry_runs import DryRuns, RunDry, shortened
+from autotune.cost.learn.dry_runs import ConfigDryRun, DryRuns, shortened
 from autotune.plan.dry_runs import MOST_RUNS, TOP, next_run, profile_study
 from autotune.plan.plan import plan
 from autotune.ports import DryRunLimits
@@ -28,16 +28,16 @@ WITHIN = 0.05
 """error that need not be said"""
 
 
-def points_of(kept: dict[str, Any]) -> dict[ParallelConfig, RunDry]:
+def points_of(kept: dict[str, Any]) -> dict[ParallelConfig, ConfigDryRun]:
     points = [
-        RunDry(**{**one, "config": ParallelConfig.from_dict(one["config"])})
+        ConfigDryRun(**{**one, "config": ParallelConfig.from_dict(one["config"])})
         for one in kept["points"]
     ]
     return {point.config: point for point in points}
 
 
 def corrected(
-    workload: Workload, points: dict[ParallelConfig, RunDry]
+    workload: Workload, points: dict[ParallelConfig, ConfigDryRun]
 ) -> tuple[SearchSpace, Calibration, DryRuns]:
     """What is known when pins and leaders among these configs have been run, by what was kept of
     them."""

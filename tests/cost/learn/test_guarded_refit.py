@@ -56,10 +56,10 @@ def test_what_costs_every_step_the_same_does_not_grow_twentyfold_to_explain_tria
     found = guarded_refit(
         SHIPPED, [replace(clean, step_time_s=np.full(8, float(clean.step_time_s.mean())))]
     )
-    for believed in found.believed:
+    for posterior in found.posteriors:
         for name in ("straggler", "step_host_s"):
-            assert getattr(believed.known.constants, name) < 5.0 * getattr(SHIPPED, name), (
-                believed.kind,
+            assert getattr(posterior.known.constants, name) < 5.0 * getattr(SHIPPED, name), (
+                posterior.kind,
                 name,
             )
 

@@ -73,7 +73,7 @@ def test_the_weights_of_all_priors_add_up_to_one() -> None:
         measured(WRONG, rows=slice(0, 3)),
         Measured(workload=THERE, table=LARGER.take([0]), step_time_s=step_s()[:1]),
     ]
-    weights = [b.weight for b in guarded_refit(SHIPPED, some).believed]
+    weights = [b.weight for b in guarded_refit(SHIPPED, some).posteriors]
     assert sum(weights) == pytest.approx(1.0)
     assert min(weights) >= 0.0
 
@@ -123,5 +123,5 @@ def test_neighbours_that_predict_each_other_do_not_speak_for_constants_that_are_
     near = ConfigTable({"dp": np.full(4, 8), "micro_batch_size": np.array([1, 1, 2, 2]), "accumulation_steps": np.array([16, 32, 8, 16])})  # fmt: skip
     step_s = 2.5 * np.asarray(estimate(workload(), near, calibration=SHIPPED).step_time_s)
     found = guarded_refit(SHIPPED, [Measured(workload=workload(), table=near, step_time_s=step_s)])
-    weights = {b.kind: b.weight for b in found.believed}
+    weights = {b.kind: b.weight for b in found.posteriors}
     assert weights["known"] < 1e-3
