@@ -1,5 +1,5 @@
-"""How transformers' code computes a layer, by family, as far as it changes what the backward pass
-keeps. What Llama's code does is the rest (`activations.py`).
+"""Differences between families of transformers models in the tensors that a layer keeps for the
+backward pass; `activations.py` covers what they share with Llama.
 
 norm        bytes per element that a norm keeps beside its output. Its input in fp32 is 4, unless torch's own kernel reads it as it is (layer). Behind it the
             normalized input, for the gradient of a trained gain: in the precision of the norm's input (gained), or in fp32 (wide), there with the
@@ -31,11 +31,12 @@ WIDE = frozenset(
 LAYER = frozenset({"dbrx", "phimoe", "stablelm"})
 """families with a gated MLP and torch's layer norm"""
 FOUR_NORMS = frozenset({"gemma2", "gemma3_text", "glm4"})
-"""families that normalize what attention and MLP read, and what they return"""
+"""families that normalize the inputs and the outputs of attention and MLP"""
 NORMS_BEHIND = frozenset({"exaone4", "olmo2", "olmo3", "flex_olmo"})
-"""families that normalize what attention and MLP return, and not what they read"""
+"""families that normalize the outputs of attention and MLP, but not the inputs"""
 NORMED_HEADS = frozenset({"exaone_moe", "flex_olmo", "minimax_m2", "olmoe"})
-"""families that normalize queries and keys, beside those of `figures.QK_NORM`, which exports know"""
+"""families that normalize queries and keys, beside those of `figures.QK_NORM`, which exports
+know"""
 ONE_NORM = frozenset({"codegen", "cohere", "cohere2", "gptj", "phi"})
 """families whose attention and MLP read the output of one norm"""
 FUSED = frozenset({"bloom", "codegen", "dbrx", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3"})  # fmt: skip
@@ -44,33 +45,33 @@ UNROTATED = frozenset({"bloom", "gpt2", "gpt_bigcode", "mpt"})
 JOINED = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "persimmon", "phi", "phi3", "stablelm"})
 """families that by default rotate a part of a head, or join heads however much is rotated"""
 USUAL = {**dict.fromkeys(("codegen", "gpt2", "gpt_neo", "gptj", "phi"), "gelu_new"), "opt": "relu"}
-"""activation functions of files that name none"""
+"""activation functions of families whose config files omit it"""
 ACTIVATIONS = {"gelu_new": 3.0, "gelu_fast": 5.0, "quick_gelu": 1.0, "relu": -1.0}
 """tensors of the MLP's width that an activation function keeps beside its input and output"""
 GPT_OSS_KEPT = 3.0
-"""tensors more of gpt-oss's experts: clamped gate, sigmoid, and its part with 1 added"""
+"""additional tensors of gpt-oss's experts: clamped gate, sigmoid, and the operand with 1 added"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A layer of a family."""
+    """What a layer of a family keeps."""
 
     norm: str = "gained"
     """gained, wide, centred, bare or layer"""
     inputs: float = 2.0
-    """tensors that attention and MLP read"""
+    """number of tensors that attention and MLP read"""
     before: float = 2.0
-    """norms of these"""
+    """number of norms of these"""
     behind: float = 0.0
-    """norms of what they return"""
+    """number of norms of the outputs of attention and MLP"""
     of_heads: bool = False
     """whether queries and keys are normalized"""
     is_fused: bool = False
     """whether queries, keys and values are one product"""
     more_heads: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """beside what attention's kernel keeps: multiples of the widths of queries, of keys and of the
-    output"""
+    """tensors kept in addition to those of attention's kernel, as multiples of the widths of
+    queries, of keys and of the output"""
     activation: float = 0.0
     """tensors of the MLP's width that the activation function keeps beside its input and output"""
     routes_in_fp32: bool = False
@@ -79,14 +80,14 @@ class Block:
     caps_logits: bool = False
 
     def norm_bytes(self, read: Any, trained: bool) -> Any:
-        """Bytes per element that a norm of an input of `read` bytes keeps."""
+        """Return the bytes per element that a norm of an input of `read` bytes keeps."""
         if self.norm == "layer":
             return read
         gained = {"gained": read, "wide": 4.0, "centred": 8.0, "bare": 0.0}[self.norm]
         return 4.0 + gained * trained
 
     def casts(self, model: ModelSpec) -> float:
-        """Products and routers that each cast a layer's inputs."""
+        """Return the products and routers that each cast a layer's inputs."""
         if self.is_fused:
             return 2.0
         attention = 2.0 if model.is_latent else 3.0
@@ -102,7 +103,7 @@ normalized"""
 
 @cache
 def block_of(model: ModelSpec) -> Block:
-    """The layer of the model's family; of a model that only its shape describes, Llama's or
+    """Return the layer of the model's family; for a model known only by its shape, Llama's or
     GPT-2's."""
     figures = figures_of(model)
     usual = "gained" if model.gated_mlp else "layer"
@@ -130,7 +131,8 @@ def block_of(model: ModelSpec) -> Block:
 
 
 def _activation(model: ModelSpec, family: str, document: Mapping[str, Any]) -> float:
-    """Tensors of the MLP's width that the activation function keeps beside input and output."""
+    """Return the tensors of the MLP's width that the activation function keeps beside input and
+    output."""
     if model.gated_mlp:
         return GPT_OSS_KEPT if family == "gpt_oss" else 0.0
     written = document.get("hidden_act") or document.get("activation_function")

@@ -1,8 +1,8 @@
 """Calibration: the constants of the cost model for one GPU type and trainer that are not in
 datasheets.
 
-Each is a physical quantity: the achieved fraction of a datasheet value, a size at which half of it is
-achieved, or a time of the host. They are fitted to published measurements (`python -m
+Each is a physical quantity: the achieved fraction of a datasheet value, a size at which half of it
+is achieved, or a time of the host. They are fitted to published measurements (`python -m
 research.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json` contains
 the fitted constants with their source.
 
@@ -16,8 +16,8 @@ Below rated power, the speed of matmuls and attention and these bounds are scale
 clock (`GpuSpec.clock`); memory bandwidth is not.
 
 A GPU type without measurements of any trainer is assumed to achieve the same share of its fastest
-matmul as other types, because the achievable fraction of datasheet peaks differs (bf16: 87% on A100,
-51% on MI300X).
+matmul as other types, because the achievable fraction of datasheet peaks differs (bf16: 87% on
+A100, 51% on MI300X).
 
 Network between domains by fabric: the bandwidth that NCCL achieves, from public measurements.
 
@@ -30,8 +30,8 @@ Network between domains by fabric: the bandwidth that NCCL achieves, from public
 Network constants fitted for a pair of GPU type and trainer are valid only on the fabric of those
 runs; on another fabric they are replaced by these. A cluster without a stated fabric is assumed to
 have that of the pair's runs, or else the usual one of its GPU type. Assumption: the network is
-neither shared with other jobs nor oversubscribed; if yours is, state the bandwidth that a GPU really
-gets.
+neither shared with other jobs nor oversubscribed; if yours is, state the bandwidth that a GPU
+really gets.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from autotune.spec.checks import nearest, positive
 
 
 def ceiling(gpu: GpuSpec, precision: str) -> float:
-    """Speed of the fastest matmul ever measured in a precision, as a fraction of the datasheet's
-    peak; 1 if there is no measurement."""
+    """Return the speed of the fastest matmul ever measured in a precision, as a fraction of the
+    datasheet's peak; 1 if there is no measurement."""
     peak = gpu.peak_flops_per_s.get(precision)
     return float(gpu.ceiling_flops_per_s(precision) / peak) if peak else 1.0
 
 
 def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None) -> Calibration:
-    """The constants limited to the bounds of a GPU. `share`: fraction of its fastest matmul that
-    trainers achieve, for a GPU type without fitted constants."""
+    """Return the constants limited to the bounds of a GPU. `share`: fraction of its fastest matmul
+    that trainers achieve, for a GPU type without fitted constants."""
     plain, eight = ceiling(gpu, "bf16"), ceiling(gpu, "fp8")
     efficiency = min(constants.matmul_efficiency, plain)
     if share is not None and "bf16" in gpu.measured_flops_per_s:
@@ -82,8 +82,8 @@ def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None)
 UNSURE = 0.3
 """minimum relative error of communication on a fabric on which the pair of GPU type and trainer was
 not fitted: the achieved share of a port varies this much between clusters (`spreads` in
-`constants.json`). With 0.1, after one trial only 80% of vTrain's runs on 8 to 64 nodes, whose pair was
-fitted on one node, were inside their intervals"""
+`constants.json`). With 0.1, after one trial only 80% of vTrain's runs on 8 to 64 nodes, whose pair
+was fitted on one node, were inside their intervals"""
 
 
 @final
@@ -136,8 +136,8 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def on_fabric(constants: Calibration, cluster: ClusterSpec) -> Calibration:
-    """The constants, with those of the network replaced if they were not fitted on the cluster's
-    fabric."""
+    """Return the constants, with those of the network replaced if they were not fitted on the
+    cluster's fabric."""
     stated = cluster.inter_node.fabric
     if constants.fabric and stated in ("", constants.fabric):
         return constants
@@ -174,8 +174,8 @@ class Calibration:
     matmul_efficiency: float = 0.72
     """fraction of the peak FLOP/s achieved by large matmuls"""
     half_factor: float = 1.0
-    """factor on `matmul_efficiency` in bf16 and fp16; above 1 if the datasheet's peak for them is too
-    low"""
+    """factor on `matmul_efficiency` in bf16 and fp16; above 1 if the datasheet's peak for them is
+    too low"""
     fp8_factor: float = 0.75
     """factor on `matmul_efficiency` in fp8, including casts and scales"""
     half_size: float = 300.0
@@ -193,8 +193,8 @@ class Calibration:
     """bytes moved per element that a matmul in 8 or 4 bits reads or writes, forward and backward,
     to cast and scale it; 0 if `fp8_factor` includes that"""
     grouped_efficiency: float = 0.95
-    """factor on the rate of the experts' matmuls, in addition to that of their size, for padding and
-    uneven last tiles"""
+    """factor on the rate of the experts' matmuls, in addition to that of their size, for padding
+    and uneven last tiles"""
     expert_imbalance: float = 1.0
     """tokens of the busiest rank's experts, as a multiple of the mean; 1 for balanced routing"""
     dispatch_efficiency: float = 0.6
@@ -232,11 +232,11 @@ class Calibration:
     hop_s: float = 15e-6
     """latency of a ring collective per node, s"""
     tensor_hop_s: float = 0.0
-    """additional latency of a tensor-parallel collective per node boundary in its ring, s; it is not
-    hidden because nothing else runs meanwhile"""
+    """additional latency of a tensor-parallel collective per node boundary in its ring, s; it is
+    not hidden because nothing else runs meanwhile"""
     pipelined_tensor_host_s: float = 0.1e-3
-    """additional host time to launch one layer for one micro-batch with a pipeline between nodes, per
-    tensor-parallel rank and 1 + log2 of the nodes that the tensor-parallel group spans, s"""
+    """additional host time to launch one layer for one micro-batch with a pipeline between nodes,
+    per tensor-parallel rank and 1 + log2 of the nodes that the tensor-parallel group spans, s"""
     send_host_s: float = 0.1e-3
     """host time of a pipeline send and receive, s"""
     data_overlap: float = 0.5
@@ -249,16 +249,16 @@ class Calibration:
     activation_factor: float = 1.0
     """factor on the predicted activations"""
     waiting_in_layer: float = 0.0
-    """number of gathered inputs per layer and micro-batch in flight that are freed but stay reserved
-    until the communication stream has used them, because the host runs ahead; only with tensor
-    parallelism"""
+    """number of gathered inputs per layer and micro-batch in flight that are freed but stay
+    reserved until the communication stream has used them, because the host runs ahead; only with
+    tensor parallelism"""
     waiting_at_head: float = 0.0
     """the same in the output projection and the loss"""
     buffer_bytes: float = 1.0
     """temporary buffers of the data-parallel reduction, bytes per weight on the rank"""
     fragmentation: float = 0.05
-    """memory that the allocator reserves in addition to the allocated memory, relative to it, without
-    expandable segments"""
+    """memory that the allocator reserves in addition to the allocated memory, relative to it,
+    without expandable segments"""
     framework_bytes: float = 0.5e9
     """workspace of kernels and collectives that is allocated by the allocator, bytes"""
     usable_fraction: float = 0.9
@@ -268,18 +268,18 @@ class Calibration:
     """standard deviation of a config's individual error of ln step time, in addition to the error
     shared by all configs of its cluster"""
     level_sigma: float = 0.2
-    """standard deviation of the error of ln step time that all configs of a cluster and its software
-    share before any trial: a common level, and differences of constants between clusters
+    """standard deviation of the error of ln step time that all configs of a cluster and its
+    software share before any trial: a common level, and differences of constants between clusters
     (`refit.py`)"""
     comm_sigma: float = 0.3
-    """additional standard deviation for the share of the step that is communication or bubble, which
-    is constrained by few data"""
+    """additional standard deviation for the share of the step that is communication or bubble,
+    which is constrained by few data"""
     expert_sigma: float = 0.15
     """additional standard deviation for models with experts, whose dispatch and routing are
     constrained by few data"""
     level: float = 1.0
-    """factor on all step times of a pair without a fit: measured step time divided by that predicted
-    with constants pooled from other pairs; 1 for a fitted pair"""
+    """factor on all step times of a pair without a fit: measured step time divided by that
+    predicted with constants pooled from other pairs; 1 for a fitted pair"""
     program_level: float = 1.0
     """the part of `level` that is assumed for programs without a fit; not applied to separately
     measured times such as the host's update"""
@@ -317,8 +317,8 @@ class Calibration:
     def from_measurements(
         cls, measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str = "native"
     ) -> Calibration:
-        """Constants fitted to measurements on `cluster`; constants without measurements keep the
-        value of `calibration_for`.
+        """Return constants fitted to measurements on `cluster`; constants without measurements keep
+        the value of `calibration_for`.
 
         Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s};
         `memory_bytes_per_s`; `collectives`: list of {kind (all_reduce, all_gather, reduce_scatter),
@@ -345,7 +345,7 @@ class Calibration:
 
 
 def with_columns(constants: Calibration, columns: Mapping[str, Any]) -> Calibration:
-    """The constants with some of them replaced by columns: one value per row of a table.
+    """Return the constants with some of them replaced by columns: one value per row of a table.
 
     This evaluates the time formulas for several sets of constants at once. The result is not
     validated, and must not be stored.
@@ -401,17 +401,17 @@ def _known() -> Mapping[str, Any]:
 
 
 def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = None) -> Calibration:
-    """Constants for the workload's GPU type and trainer; `source` says where they are from.
+    """Return constants for the workload's GPU type and trainer; `source` says where they are from.
 
     In order of preference: 1. constants fitted to measurements of this pair; 2. the hardware
     constants of the GPU family and the software constants of the trainer, each pooled from other
-    pairs; 3. the geometric mean of all pairs. The error bars grow in that order. If the GPU family was
-    fitted but not with this trainer, all times have the `level` found for such programs in clusters
-    left out of the fit. If the family was never fitted, the level is unknown, and the error bars are
-    those of such families. On a CPU cluster the ranks share the cores of their node. The network's
-    constants are those of the cluster's fabric, and no efficiency is above the highest ever measured
-    on the GPU (see the top of this module). `known`: the content of `constants.json`, or of a fit
-    without some rows.
+    pairs; 3. the geometric mean of all pairs. The error bars grow in that order. If the GPU family
+    was fitted but not with this trainer, all times have the `level` found for such programs in
+    clusters left out of the fit. If the family was never fitted, the level is unknown, and the
+    error bars are those of such families. On a CPU cluster the ranks share the cores of their node.
+    The network's constants are those of the cluster's fabric, and no efficiency is above the
+    highest ever measured on the GPU (see the top of this module). `known`: the content of
+    `constants.json`, or of a fit without some rows.
     """
     gpu = workload.cluster.gpu
     document = known or _known()
@@ -430,11 +430,11 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
 
 
 def _with_kernel(constants: Calibration, workload: Workload) -> Calibration:
-    """The constants with the limit of the program's attention kernel.
+    """Return the constants with the limit of the program's attention kernel.
 
     The level of programs without a fit describes losses outside their kernels, so it is divided out
-    of the kernel's limit. A kernel stated by the workload is assumed to lose as much outside of it as
-    the kernel for which the constants were fitted.
+    of the kernel's limit. A kernel stated by the workload is assumed to lose as much outside of it
+    as the kernel for which the constants were fitted.
     """
     if constants.attention_limit:
         return constants
@@ -448,8 +448,8 @@ def _with_kernel(constants: Calibration, workload: Workload) -> Calibration:
 
 
 def refit_values() -> Mapping[str, Any]:
-    """Standard deviation of each constant between clusters of one GPU type and trainer, and the
-    parameters of the correlation of their configs' errors (`refit`)."""
+    """Return the standard deviation of each constant between clusters of one GPU type and trainer,
+    and the parameters of the correlation of their configs' errors (`refit`)."""
     return dict(_known()["refit"])
 
 
@@ -466,7 +466,7 @@ _LACKING = {
 def known_constants(
     gpu: str, trainer: str, *, known: Mapping[str, Any] | None = None
 ) -> Calibration:
-    """The constants for a GPU type and a trainer by name; see `calibration_for`."""
+    """Return the constants for a GPU type and a trainer by name; see `calibration_for`."""
     known = known or _known()
     names = {"gpu": gpu, "trainer": trainer, **memory_values(gpu, trainer)}
     family, loop = _family(gpu, known), known.get("loops", {}).get(trainer, trainer)
@@ -498,7 +498,7 @@ def known_constants(
 
 
 def _assumed(trainer: str) -> str:
-    """Addition to `source` for a trainer that is not in `TRAITS`; empty for others."""
+    """Return the addition to `source` for a trainer that is not in `TRAITS`; empty for others."""
     return (
         ""
         if trainer in TRAITS
@@ -507,5 +507,5 @@ def _assumed(trainer: str) -> str:
 
 
 def _family(gpu: str, known: Mapping[str, Any]) -> str:
-    """The family of a GPU type; empty if it belongs to none."""
+    """Return the family of a GPU type; empty if it belongs to none."""
     return next((f for f, members in known["families"].items() if gpu in members), "")

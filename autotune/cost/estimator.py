@@ -1,13 +1,14 @@
 """Estimates one config or many with the same code on columns, in blocks to limit memory.
 
-Sensitivity: derivatives of the predicted step times with respect to the constants of the cost model.
+Sensitivity: derivatives of the predicted step times with respect to the constants of the cost
+model.
 
     J_ik = d log f_i / d log theta_k        by finite differences of 4% in each constant
 
 An element of J is about the share of the step that depends on the constant, with the sign of its
 effect. The last column is that of the level, whose derivative is 1. Differences are taken downward,
-so that no fraction exceeds 1. Each constant takes one evaluation of the step times, about 10 ms for a
-hundred configs.
+so that no fraction exceeds 1. Each constant takes one evaluation of the step times, about 10 ms for
+a hundred configs.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def estimate(
     *,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)),
-    with their parts and error bars.
+    """Return the predicted step time and peak memory of one config (floats) or of many (arrays of
+    shape (N,)), with their parts and error bars.
 
     `calibration` defaults to the constants for the workload's GPU type and trainer. Raises
     `ConfigError` for a config that does not fit the cluster (more ranks than GPUs) or the shape of
@@ -89,8 +90,8 @@ def estimate(
 
 
 def _valid(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
-    """The table of these configs. Raises `ConfigError` if one does not fit the cluster or the shape
-    of the model."""
+    """Return the table of these configs. Raises `ConfigError` if one does not fit the cluster or
+    the shape of the model."""
     if isinstance(configs, str) or not isinstance(configs, Iterable):
         raise ConfigError(
             f"configs must be ParallelConfigs, but are {configs!r}",
@@ -112,7 +113,7 @@ def _valid(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable
 
 
 def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
-    """The estimate of all rows at once."""
+    """Return the estimate of all rows at once."""
     COST_MODEL.check_table(table)
     if workload.rl is not None:
         return estimate_step(workload, table, constants)
@@ -162,7 +163,7 @@ Columns = TypeVar("Columns", Estimate, TimeParts, MemoryParts, PhaseParts)
 
 
 def _empty_like(block: Columns, rows: int) -> Columns:
-    """The same columns with `rows` uninitialized rows."""
+    """Return the same columns with `rows` uninitialized rows."""
     values = [
         (f.name, value) for f in fields(block) if (value := getattr(block, f.name)) is not None
     ]
@@ -210,8 +211,8 @@ class Sensitivity:
     workloads: NDArray[np.intp]
     """index of each config's workload, shape (n,)"""
     layers: NDArray[np.int64]
-    """hash of each config's kind of layer: equal for the same trainer, GPU, sequence length and shape
-    of a layer, shape (n,)"""
+    """hash of each config's kind of layer: equal for the same trainer, GPU, sequence length and
+    shape of a layer, shape (n,)"""
     stall_probability: Array
     """probability that sends of the config stall, shape (n,)"""
     stall_log: Array
@@ -219,13 +220,13 @@ class Sensitivity:
 
     @classmethod
     def joined(cls, several: Sequence[Sensitivity]) -> Sensitivity:
-        """The rows of all, concatenated."""
+        """Return the rows of all, concatenated."""
         return cls(
             **{f.name: np.concatenate([getattr(s, f.name) for s in several]) for f in fields(cls)}
         )
 
     def take(self, index: Any) -> Sensitivity:
-        """The rows selected by `index` (integers, a slice or a mask)."""
+        """Return the rows selected by `index` (integers, a slice or a mask)."""
         return Sensitivity(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
     def __len__(self) -> int:
@@ -233,8 +234,8 @@ class Sensitivity:
 
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
-    """A function from constants to the time parts of the configs. Values that do not depend on the
-    constants are computed once."""
+    """Return a function from constants to the time parts of the configs. Values that do not depend
+    on the constants are computed once."""
     if workload.rl is not None:
         return rl_step_times(workload, table)
     traits = loop_traits(workload)
@@ -249,8 +250,8 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
 def step_times_by(
     workload: Workload, table: ConfigTable, constants: Calibration, columns: Mapping[str, Array]
 ) -> Array:
-    """Step times for M sets of constants, s, shape (M, N). `columns`: the constants in which the sets
-    differ, shape (M,) each.
+    """Return the step times for M sets of constants, s, shape (M, N). `columns`: the constants in
+    which the sets differ, shape (M,) each.
 
     As many sets as fit into a block are computed at once, on a table that repeats the configs for
     each set, because the formulas take as long for a few configs as for hundreds.
@@ -269,8 +270,8 @@ def step_times_by(
 
 
 def one_by_one(constants: Calibration, moved: Mapping[str, Sequence[float]]) -> dict[str, Array]:
-    """Columns for sets of constants that each change a single constant. `moved`: the changed values
-    by name, one set per value, in order."""
+    """Return columns for sets of constants that each change a single constant. `moved`: the changed
+    values by name, one set per value, in order."""
     sets = sum(map(len, moved.values()))
     columns, start = {}, 0
     for name, values in moved.items():
@@ -287,8 +288,8 @@ def sensitivity(
     names: Sequence[str],
     number: int = 0,
 ) -> Sensitivity:
-    """Step times of the configs and their derivatives by the constants `names`. `number`: index of
-    the workload."""
+    """Return the step times of the configs and their derivatives by the constants `names`.
+    `number`: index of the workload."""
     here = step_times(workload, table)(constants)
     log_step_s = np.log(here.total)
     jacobian = np.ones((len(table), len(names) + 1))
@@ -312,7 +313,7 @@ def sensitivity(
 
 
 def _layers_of(workload: Workload) -> int:
-    """Hash of a workload's kind of layer, independent of the number of layers."""
+    """Return the hash of a workload's kind of layer, independent of the number of layers."""
     shape = [getattr(workload.model, f.name) for f in fields(workload.model) if f.name not in DEPTH]
     attention = f"{workload.unfused_attention}{workload.attention_kernel}"
     return crc32(

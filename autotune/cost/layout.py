@@ -1,5 +1,5 @@
-"""Layout: sizes and node placement of the groups of ranks, as columns of floats used by all formulas of
-this package.
+"""Layout: sizes and node placement of the groups of ranks, as columns of floats used by all
+formulas of this package.
 
 Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest,
 and fill one node after another (the order of Megatron-LM and of torch's DeviceMesh). A group is
@@ -49,8 +49,8 @@ class Stages:
 
 
 def stages_of(model: ModelSpec, table: ConfigTable, split: str) -> Stages:
-    """The stages of every row; the split is computed once per value of pp. `split`: the trainer's
-    split, used unless the config has `pp_split` 'edges'."""
+    """Return the stages of every row; the split is computed once per value of pp. `split`: the
+    trainer's split, used unless the config has `pp_split` 'edges'."""
     by_edges = table.is_word("pp_split", "edges")
     kinds, where = np.unique(2 * table.pp + by_edges, return_inverse=True)
     cuts = np.array(
@@ -68,8 +68,8 @@ def _cut(model: ModelSpec, p: int, split: str) -> tuple[float, float, float]:
 
 
 def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer on a rank, averaged over the layers: (dense weights, weights of
-    experts)."""
+    """Return the weights of one layer on a rank, averaged over the layers: (dense weights, weights
+    of experts)."""
     share = model.expert_share
     kinds = [(1.0 - share, False), (share, True)]
     found = [
@@ -82,9 +82,9 @@ def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
 
 
 def edge_weights(model: ModelSpec, layout: Layout, vocab_parallel: bool) -> tuple[Column, Column]:
-    """Weights of (embedding, output projection) on the first and last rank; tied weights count once
-    if both are on the same rank. Parts outside the language model, such as a vision tower, are whole
-    on the first rank."""
+    """Return the weights of (embedding, output projection) on the first and last rank; tied weights
+    count once if both are on the same rank. Parts outside the language model, such as a vision
+    tower, are whole on the first rank."""
     cut = layout.tp if vocab_parallel else np.ones_like(layout.tp)
     # position embeddings are not split, because they are small
     positions = float(model.embedding_parameters - model.vocab_size * model.hidden_size)
@@ -107,8 +107,8 @@ class LayerWeights:
 
 
 def weights_of_kind(model: ModelSpec, layout: Layout, *, experts: bool) -> LayerWeights:
-    """Weights of a layer with or without experts. Norms, the router and the projection into a latent
-    are replicated."""
+    """Return the weights of a layer with or without experts. Norms, the router and the projection
+    into a latent are replicated."""
     one = np.ones_like(layout.tp)
     uncut = float(sum(n * k for n, k, cut in model.attention_matrices if not cut))
     whole = uncut + model.norm_parameters + (model.router_parameters if experts else 0)
@@ -130,7 +130,7 @@ def weights_of_kind(model: ModelSpec, layout: Layout, *, experts: bool) -> Layer
 
 
 def dense_width(model: ModelSpec) -> int:
-    """Inner width of the MLP of a layer without experts."""
+    """Return the inner width of the MLP of a layer without experts."""
     return model.dense_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
 
 
@@ -199,8 +199,8 @@ class Layout:
 def layout_of(
     workload: Workload, table: ConfigTable, *, whole_experts: bool | None = None
 ) -> Layout:
-    """The layout of every row. `whole_experts`: whether tensor parallelism leaves experts whole;
-    default: as the workload's trainer does."""
+    """Return the layout of every row. `whole_experts`: whether tensor parallelism leaves experts
+    whole; default: as the workload's trainer does."""
     tp, pp, dp, cp, ep = (
         table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep")
     )
@@ -260,8 +260,8 @@ class Matmul:
 
 
 def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
-    """The weight matrices of one layer in order: query-key-value (several with a latent), output, MLP
-    up (with its gate), MLP down.
+    """Return the weight matrices of one layer in order: query-key-value (several with a latent),
+    output, MLP up (with its gate), MLP down.
 
     A model with experts has the MLPs of experts, shared experts and dense layers, in this order.
     """
@@ -283,61 +283,61 @@ def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
 
 
 def weighed(model: ModelSpec, matmul: Matmul) -> float:
-    """Multiply-adds per token of a matrix, averaged over the layers; for experts, of those that a
-    token visits."""
+    """Return the multiply-adds per token of a matrix, averaged over the layers; for experts, of
+    those that a token visits."""
     return matmul.n * matmul.k * matmul.share * (model.experts_per_token if matmul.expert else 1)
 
 
 def layer_matmul_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in one layer's weight matrices (for experts, of those that a token
-    visits), averaged over the layers."""
+    """Return the forward FLOPs per token in one layer's weight matrices (for experts, of those that
+    a token visits), averaged over the layers."""
     router = 2.0 * model.hidden_size * model.num_experts * model.expert_share
     return router + sum(2.0 * weighed(model, matmul) for matmul in layer_matmuls(model))
 
 
 def layer_attention_flops(model: ModelSpec, seq_len: float, *, causal: bool = True) -> float:
-    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, or half of it with a
-    causal mask; averaged over layers with and without attention."""
+    """Return the forward FLOPs per token in one layer's scores and weighted values: 4*s*q, or half
+    of it with a causal mask; averaged over layers with and without attention."""
     width = (model.head_dim + (model.v_head_dim or model.head_dim)) * attending_share(model)
     return 2.0 * seq_len * model.num_attention_heads * width * (0.5 if causal else 1.0)
 
 
 def attending_share(model: ModelSpec) -> float:
-    """Share of the layers with softmax attention, 0 to 1."""
+    """Return the share of the layers with softmax attention, 0 to 1."""
     return 1.0 if model.code is None else model.code.attending_share
 
 
 def with_lengths(workload: Workload, lengths: Column) -> Workload:
-    """The workload with one sequence length per row and one document per sequence. For the formulas
-    only: it is not validated, and must not be stored."""
+    """Return the workload with one sequence length per row and one document per sequence. For the
+    formulas only: it is not validated, and must not be stored."""
     columnar = replace(workload, document_len=0)
     object.__setattr__(columnar, "seq_len", lengths)
     return columnar
 
 
 def attended_len(workload: Workload) -> float:
-    """Length of a single-document sequence whose tokens attend to as many others, on average, as those
-    of the workload's packed documents.
+    """Return the length of a single-document sequence whose tokens attend to as many others, on
+    average, as those of the workload's packed documents.
 
     Document lengths are assumed to be exponentially distributed with mean d (the distribution of
-    maximum entropy), and documents are cut at the ends of a sequence of s tokens. A token then attends
-    to d * (1 - (1 - exp(-s/d)) * d/s) previous tokens, or to s/2 if the sequence is one document.
-    Returns a column for a workload from `with_lengths`.
+    maximum entropy), and documents are cut at the ends of a sequence of s tokens. A token then
+    attends to d * (1 - (1 - exp(-s/d)) * d/s) previous tokens, or to s/2 if the sequence is one
+    document. Returns a column for a workload from `with_lengths`.
     """
     d, s = float(workload.document_len), 1.0 * workload.seq_len
     return 2.0 * d * (1.0 + math.expm1(-s / d) * d / s) if d else s
 
 
 def head_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in the output projection, once per predicted token, and in the
-    projections of multi-token prediction."""
+    """Return the forward FLOPs per token in the output projection, once per predicted token, and in
+    the projections of multi-token prediction."""
     once = 2.0 * model.hidden_size * model.vocab_size
     return once * (1.0 + model.mtp_layers) + model.mtp_layers * 4.0 * model.hidden_size**2
 
 
 def model_flops_per_token(model: ModelSpec, seq_len: float) -> float:
-    """FLOPs that one training step needs per token, forward and backward, without recomputation:
-    the numerator of MFU.
+    """Return the FLOPs that one training step needs per token, forward and backward, without
+    recomputation: the numerator of MFU.
 
     Causal attention counts half of the scores (PaLM, arXiv 2204.02311, appendix B counts all of
     them).
@@ -347,8 +347,8 @@ def model_flops_per_token(model: ModelSpec, seq_len: float) -> float:
 
 
 def training_flops_per_token(workload: Workload) -> float:
-    """FLOPs per token of a training step of a workload: with its packed documents, and without the
-    gradients of weights frozen by adapters. The adapters' products are neglected."""
+    """Return the FLOPs per token of a training step of a workload: with its packed documents, and
+    without the gradients of weights frozen by adapters. The adapters' products are neglected."""
     model = workload.model
     needed = model_flops_per_token(model, attended_len(workload))
     if workload.peft is None:

@@ -1,5 +1,5 @@
-"""What the cost model does with each knob: `layout.py` reads the degrees and counts, `compute.py`,
-`experts.py`, `recompute.py` and `pipeline.py` the rest."""
+"""The knobs that the cost model reads: `layout.py` reads the degrees and counts, `compute.py`,
+`experts.py`, `recompute.py` and `pipeline.py` the others."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ COST_MODEL = KnobUse(
     }),
     own_knobs_neutral="no formula covers a study's own knobs",
 )  # fmt: skip
-"""A knob that no formula reads is refused; one whose effect is too small to predict is declared
-neutral here."""
+"""A knob that is neither read nor declared neutral here is rejected; neutral ones have an effect
+too small to predict."""

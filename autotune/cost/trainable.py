@@ -1,4 +1,4 @@
-"""What fine-tuning trains: all weights, or low-rank adapters beside frozen ones (Hu et al., arXiv
+"""Fine-tuning: all weights are trained, or only low-rank adapters of frozen ones (Hu et al., arXiv
 2106.09685).
 
 An adapter of rank r beside a matrix of (k, n) is one of (k, r) and one of (r, n). The backward pass
@@ -45,7 +45,7 @@ from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, ModelSpec, Peft, Workload
 
 FOUR_BITS = 0.516
-"""bytes of a weight in 4 bits, its share of the scales included"""
+"""bytes of a 4-bit weight, including its share of the scales"""
 MASK_BYTES = 1.0
 """bytes per element of a dropout's mask"""
 EAGER = np.array([[0.0, 5.0], [3.0, 2.0]])
@@ -59,30 +59,30 @@ CAST = 3.0
 
 
 def frozen_bytes(workload: Workload) -> float:
-    """Bytes in which a frozen weight of a layer is kept."""
+    """Return the bytes per frozen weight of a layer."""
     if workload.peft is not None and workload.peft.method == "qlora":
         return FOUR_BITS
     return FP32 if has_frozen_fp32(workload) else 2.0
 
 
 def has_frozen_fp32(workload: Workload) -> bool:
-    """Whether frozen weights are kept in fp32. Autocast keeps no cast of a weight that is not
-    trained, but autograd keeps what each product was computed with, until its backward pass."""
+    """Return whether frozen weights are kept in fp32. Autocast does not cache casts of untrained
+    weights, but autograd keeps the operands of each product until its backward pass."""
     peft = workload.peft
     return peft is not None and peft.method == "lora" and peft.frozen_fp32
 
 
 def frozen_edge_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per frozen weight of the embedding and the output projection: in 16 bits, or in fp32
-    with the projection's 16-bit copy for autocast."""
+    """Return the bytes per frozen weight of the embedding and the output projection: in 16 bits, or
+    in fp32 with the projection's 16-bit copy for autocast."""
     copied = 2.0 if workload.model.tied_embeddings else 1.0
     is_wide = has_wide_stream(workload, table, traits) | has_frozen_fp32(workload)
     return np.where(is_wide, FP32 + copied, 2.0)
 
 
 def inputs_kept(workload: Workload, traits: Traits) -> tuple[float, float]:
-    """The shares of inputs that matrices keep for the backward pass, where trained matrices keep all:
-    (of the outputs of both norms, of the activation function's output)."""
+    """Return the shares of inputs that matrices keep for the backward pass, where trained matrices
+    keep all: (of the outputs of both norms, of the activation function's output)."""
     if workload.peft is None:
         return 1.0, 1.0
     if has_library(workload, traits):
@@ -91,15 +91,15 @@ def inputs_kept(workload: Workload, traits: Traits) -> tuple[float, float]:
 
 
 def casts_mlp_gradients(workload: Workload, traits: Traits) -> bool:
-    """Whether the MLP's gradients are in fp32 until they have passed a dropout: its matrices have
-    PEFT's adapters."""
+    """Return whether the MLP's gradients are in fp32 until they have passed a dropout: its matrices
+    have PEFT's adapters."""
     peft = workload.peft
     return peft is not None and peft.targets == "all" and has_library(workload, traits)
 
 
 def adapters_kept(workload: Workload, layout: Layout, size: Column, traits: Traits) -> Column:
-    """Bytes per token that the adapters of one layer keep, averaged over the layers. `size`: bytes
-    per element."""
+    """Return the bytes per token that the adapters of one layer keep, averaged over the layers.
+    `size`: bytes per element."""
     kept = np.zeros_like(layout.tp)
     if workload.peft is None or not has_library(workload, traits):
         return kept
@@ -110,7 +110,7 @@ def adapters_kept(workload: Workload, layout: Layout, size: Column, traits: Trai
 
 
 def adapter_weights(model: ModelSpec, peft: Peft, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer's adapters on a rank: (beside dense matrices, beside those of its
+    """Return the weights of one layer's adapters on a rank: (of dense matrices, of those of its
     experts)."""
     dense = experts = np.zeros_like(layout.tp)
     for matrix, inputs, outputs in _adapted(model, peft, layout):
@@ -123,8 +123,8 @@ def adapter_weights(model: ModelSpec, peft: Peft, layout: Layout) -> tuple[Colum
 
 
 def adapters_forward_s(workload: Workload, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of one layer's adapters in the forward pass of one micro-batch; zero where all
-    weights are trained."""
+    """Return the seconds of one layer's adapters in the forward pass of one micro-batch; zero where
+    all weights are trained."""
     if workload.peft is None:
         return np.zeros_like(layout.tp)
     rank, seconds = float(workload.peft.rank), np.zeros_like(layout.tp)
@@ -144,7 +144,7 @@ def adapters_forward_s(workload: Workload, layout: Layout, constants: Calibratio
 def adapters_moved_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column]:
-    """Seconds of what one layer's adapters read and write beside their products, for one
+    """Return the seconds of what one layer's adapters read and write beside their products, for one
     micro-batch: (forward, backward), for every row."""
     nothing = np.zeros_like(layout.tp)
     if workload.peft is None:
@@ -175,24 +175,24 @@ def adapters_moved_s(
 def _widths(
     model: ModelSpec, matrix: Matmul, inputs: Column, outputs: Column, *, merged: bool
 ) -> Column:
-    """Elements per token that go into the matrices of this name and those that come out, shape (N,
-    2). `merged`: queries, keys and values are one matrix, as in Megatron."""
+    """Return the elements per token that go into the matrices of this name and those that come out,
+    shape (N, 2). `merged`: queries, keys and values are one matrix, as in Megatron."""
     visits = matrix.share * (model.experts_per_token if matrix.expert else 1.0)
     times = 1.0 if merged else apart(model, matrix.part)
     return np.stack([visits * times * inputs, visits * outputs], axis=1)
 
 
 def apart(model: ModelSpec, part: str) -> float:
-    """Weight matrices as libraries hold them in one of the layer's: queries, keys and values apart,
-    and the gate beside the projection up."""
+    """Return the weight matrices as libraries hold them in one of the layer's: queries, keys and
+    values apart, and the gate beside the projection up."""
     return {"inputs": 1.0 if model.is_latent else 3.0, "up": 2.0 if model.gated_mlp else 1.0}.get(
         part, 1.0
     )
 
 
 def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> Column:
-    """Seconds to write frozen weights of 4 or 32 bits in 16 bits, once; zero where they are kept in
-    16 bits."""
+    """Return the seconds to write frozen weights of 4 or 32 bits in 16 bits, once; zero where they
+    are kept in 16 bits."""
     kept = frozen_bytes(workload)
     if workload.peft is None or kept == 2.0:
         return np.zeros_like(weights)
@@ -203,7 +203,8 @@ def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> 
 def _adapted(
     model: ModelSpec, peft: Peft, layout: Layout
 ) -> Iterator[tuple[Matmul, Column, Column]]:
-    """The matrices of a layer that have adapters, with their input and output width on a rank."""
+    """Return the matrices of a layer that have adapters, with their input and output width on a
+    rank."""
     for matrix in layer_matmuls(model):
         if peft.targets == "all" or matrix.part in ("inputs", "output"):
             cut_inputs, cut_outputs = (

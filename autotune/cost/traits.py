@@ -1,8 +1,8 @@
-"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses and
-overlaps.
+"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses
+and overlaps.
 
-They are taken from the code and documentation of the training loops. Quantities that must be measured
-are constants of the calibration instead.
+They are taken from the code and documentation of the training loops. Quantities that must be
+measured are constants of the calibration instead.
 
 Also explains why two trainers need different memory for the same config: texts about the traits in
 which they differ, by category of memory. A trait is listed only if it has an effect in the config,
@@ -35,8 +35,8 @@ class Traits:
     """the same if nothing is kept in fp32 (`Workload.pure_bf16`), and for gradients that wait for a
     sharded reduction"""
     master_weights: bool = True
-    """whether fp32 master weights exist in addition to 16-bit weights; otherwise weights are fp32 and
-    cast when they are used"""
+    """whether fp32 master weights exist in addition to 16-bit weights; otherwise weights are fp32
+    and cast when they are used"""
     split: str = "even"
     """how layers are split into pipeline stages: 'even', or 'by_cost' (stages of equal weight,
     output projection included)"""
@@ -54,7 +54,8 @@ class Traits:
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation
     and the product; 3 with a fused kernel that recomputes one"""
     is_transformers: bool = False
-    """it trains models of transformers, whose code determines what their layers keep (`blocks.py`)"""
+    """it trains models of transformers, whose code determines what their layers keep
+    (`blocks.py`)"""
     repeats_keys: bool = False
     """keys and values are copied to all query heads before attention, which keeps the copies
     (torchtitan's `repeat_kv`)"""
@@ -66,8 +67,8 @@ class Traits:
     `CheckpointWithoutOutput`). With torch's checkpoint, the following matrix products keep these as
     inputs"""
     ring_sums_fp32: bool = False
-    """a context-parallel ring sends gradients of keys and values in fp32, with one more step than for
-    keys and values, so that they return to their owner"""
+    """a context-parallel ring sends gradients of keys and values in fp32, with one more step than
+    for keys and values, so that they return to their owner"""
     ring_gathers: bool = False
     """a context-parallel ring gathers all keys and values at once, overlapped only with its first
     kernel (torch's `context_parallel`, whose default is `_AllGatherRotater`)"""
@@ -82,14 +83,14 @@ class Traits:
     """with activations on the host, the MLP is computed and recomputed in tiles with as many tokens
     as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
     casts_logits: bool = True
-    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program if it keeps
-    nothing in fp32 (`Workload.pure_bf16`)"""
+    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program if it
+    keeps nothing in fp32 (`Workload.pure_bf16`)"""
     holds_logits: bool = True
-    """the program holds the 16-bit logits during the backward pass; HF Trainer's `training_step` has
-    released the model's outputs by then"""
+    """the program holds the 16-bit logits during the backward pass; HF Trainer's `training_step`
+    has released the model's outputs by then"""
     may_cut_logits: bool = False
-    """it is unknown whether tensor parallelism splits the loss: the additional memory of whole logits
-    enters the risk of running out of memory with the probability `memory.HOLDS`"""
+    """it is unknown whether tensor parallelism splits the loss: the additional memory of whole
+    logits enters the risk of running out of memory with the probability `memory.HOLDS`"""
     drops_gradients: bool = False
     """gradients are freed after the optimizer's step (torch's `zero_grad` since 2.0), so that none
     exist during the forward pass of the first micro-batch"""
@@ -118,26 +119,27 @@ class Traits:
     """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers
     them in 16 bits anyway"""
     sums_in_fp32: bool = False
-    """fp32 weights are cast by autocast, which keeps sums in fp32, so that the residual stream is in
-    fp32; the native loop's decoder casts the output of its embedding"""
+    """fp32 weights are cast by autocast, which keeps sums in fp32, so that the residual stream is
+    in fp32; the native loop's decoder casts the output of its embedding"""
     moment_bytes: float = 8.0
     """bytes per weight of AdamW's two moments"""
     one_edge_unit: bool = False
-    """FSDP wraps only layers, so that embedding and output projection form one unit: the projection's
-    gradient, which is computed first, is kept whole until the embedding's, which is the last"""
+    """FSDP wraps only layers, so that embedding and output projection form one unit: the
+    projection's gradient, which is computed first, is kept whole until the embedding's, which is
+    the last"""
     reduction: str = "each"
     """when ZeRO-2 and ZeRO-3 reduce and shard gradients: after 'each' micro-batch; after the 'last'
-    one, until which they are whole; 'pipeline': like 'last' with a pipeline, else like 'each'; or at
-    the 'end' of the step, so that with ZeRO-2 all are whole at the peak"""
+    one, until which they are whole; 'pipeline': like 'last' with a pipeline, else like 'each'; or
+    at the 'end' of the step, so that with ZeRO-2 all are whole at the peak"""
     may_reduce_each: bool = False
     """it is unknown whether the program reduces after each micro-batch, the default of FSDP: the
-    additional memory of whole gradients enters the risk of running out of memory with the probability
-    `memory.HOLDS`"""
+    additional memory of whole gradients enters the risk of running out of memory with the
+    probability `memory.HOLDS`"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     foreach: bool = False
-    """AdamW is torch's default on a GPU, a chain of kernels that allocates a tensor of the size of a
-    moment in addition to its states (`time/step.py`)"""
+    """AdamW is torch's default on a GPU, a chain of kernels that allocates a tensor of the size of
+    a moment in addition to its states (`time/step.py`)"""
     step_weights: float = math.inf
     """number of weights per rank that the optimizer updates at once under ZeRO-3 (DeepSpeed:
     `sub_group_size`)"""
@@ -161,14 +163,14 @@ class Traits:
     (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' if the user chooses it
     (`attention.py`)"""
     async_tp_hidden: float = 1.0
-    """share of the communication that `async_tp` actually hides behind the pieces of a product, because
-    copies use memory bandwidth and smaller products are slower"""
+    """share of the communication that `async_tp` actually hides behind the pieces of a product,
+    because copies use memory bandwidth and smaller products are slower"""
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass overlap with matrix products
     (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
-    """additional host time of a layer under full recomputation, relative to its forward and backward
-    pass; torch's checkpoint adds more than the forward pass (`time/step.py`)"""
+    """additional host time of a layer under full recomputation, relative to its forward and
+    backward pass; torch's checkpoint adds more than the forward pass (`time/step.py`)"""
     shard_hooks: float = 0.0
     """host time of the hooks with which ZeRO-3 gathers and releases a layer's weights module by
     module, relative to its forward and backward pass"""
@@ -176,8 +178,8 @@ class Traits:
     """full recomputation encloses the modules that FSDP wraps, so that the repeated forward pass
     gathers their weights again (`traffic.py`)"""
     peft: bool = False
-    """adapters are those of Hugging Face's PEFT, which keeps them in fp32, and with 4-bit weights the
-    residual stream too (`trainable.py`)"""
+    """adapters are those of Hugging Face's PEFT, which keeps them in fp32, and with 4-bit weights
+    the residual stream too (`trainable.py`)"""
     program: str = "cut"
     """kind of program, which determines the assumed level of one without a fit: 'sharded' (a plain
     torch loop under FSDP) or 'cut' (with tensor and pipeline parallelism)"""
@@ -351,26 +353,26 @@ USUAL = "native"
 
 
 def traits_of(trainer: str) -> Traits:
-    """The traits of a trainer; those of `USUAL` if it is not listed."""
+    """Return the traits of a trainer; those of `USUAL` if it is not listed."""
     return TRAITS.get(trainer, TRAITS[USUAL])
 
 
 ENGINE_LOOPS = {"fsdp": "accelerate", "megatron": "megatron", "deepspeed": "deepspeed"}
-"""the loop whose constants and traits are used for a post-trainer, by its engine: transformers' models
-under FSDP, Megatron-Core, DeepSpeed"""
+"""the loop whose constants and traits are used for a post-trainer, by its engine: transformers'
+models under FSDP, Megatron-Core, DeepSpeed"""
 POST_TRAINERS = ("verl", "nemo_rl", "openrlhf", "trl")
 
 
 def loop_of(workload: Workload) -> str:
-    """The trainer whose constants apply to the workload: its trainer, the one whose loop its program
-    runs, or for post-training that of the training engine."""
+    """Return the trainer whose constants apply to the workload: its trainer, the one whose loop its
+    program runs, or for post-training that of the training engine."""
     if workload.loop or workload.rl is None or workload.trainer not in POST_TRAINERS:
         return training_loop(workload)
     return ENGINE_LOOPS[workload.rl.engine]
 
 
 def loop_traits(workload: Workload) -> Traits:
-    """The traits of the workload's training loop.
+    """Return the traits of the workload's training loop.
 
     Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so gradients are
     reduced after each (verl: `dp_actor.py`). verl computes log-probabilities of all tokens with
@@ -410,8 +412,8 @@ _REDUCTION = {
 def memory_differences(
     trainer: str, other: str, config: ParallelConfig
 ) -> Mapping[str, tuple[str, ...]]:
-    """Texts about what `trainer` does in this config that `other` does not, by category (weights,
-    gradients, optimizer, activations). Empty for equal traits."""
+    """Return texts about what `trainer` does in this config that `other` does not, by category
+    (weights, gradients, optimizer, activations). Empty for equal traits."""
     mine, theirs = (_habits(traits_of(name), config) for name in (trainer, other))
     differences = {
         category: tuple(
@@ -423,7 +425,7 @@ def memory_differences(
 
 
 def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str, str]]:
-    """Texts about what the trainer does: category -> trait -> text."""
+    """Return texts about what the trainer does: category -> trait -> text."""
     mixed, sharded = config.precision in ("bf16", "fp16", "fp8"), config.zero_stage >= 2
     activations = {
         "loss": _LOSS[traits.loss],

@@ -101,8 +101,8 @@ SCALE = 0.7
 
 
 def widening(squares: float, trials: int) -> float:
-    """Factor on standard deviations for which the 90% interval of a normal equals that of the t.
-    `squares`: q; `trials`: n."""
+    """Return the factor on standard deviations for which the 90% interval of a normal equals that
+    of the t. `squares`: q; `trials`: n."""
     import scipy
 
     degrees = DEGREES + trials
@@ -111,7 +111,7 @@ def widening(squares: float, trials: int) -> float:
 
 
 def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> NDArray[np.intp]:
-    """Indices of the trials whose sends did not stall, ascending. `errors`: log(measured /
+    """Return indices of the trials whose sends did not stall, ascending. `errors`: log(measured /
     predicted) of each trial, shape (n,)."""
     import scipy
 
@@ -152,8 +152,8 @@ class Correction:
     def applied(
         self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]
     ) -> Estimate:
-        """The estimate of one config given these trials; unchanged if none was measured, or the
-        sends of all stalled. Repeated runs of a config count once, as their median."""
+        """Return the estimate of one config given these trials; unchanged if none was measured, or
+        the sends of all stalled. Repeated runs of a config count once, as their median."""
         logs_of: dict[ParallelConfig, list[float]] = {}
         for trial in trials:
             if trial.is_measured and trial.measurement is not None:
@@ -182,8 +182,8 @@ class Correction:
 
 
 def learnt(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned | None:
-    """The posterior given the trials `rows`, from the prior or the wider one; None if the sends of
-    all stalled. `errors`: log(measured / predicted) of each trial, shape (n,)."""
+    """Return the posterior given the trials `rows`, from the prior or the wider one; None if the
+    sends of all stalled. `errors`: log(measured / predicted) of each trial, shape (n,)."""
     ran = unstalled(rows, errors, prior)
     if not len(ran):
         return None
@@ -193,9 +193,9 @@ def learnt(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Condi
 
 
 def errors_given(known: Conditioned, rows: Sensitivity) -> tuple[Array, Array, Array]:
-    """Prediction for the next measurements of configs: mean of log(measured / predicted), standard
-    deviation of the normal with the same 90% interval, and the part of that due to constants and
-    level; shape (N,) each."""
+    """Return the prediction for the next measurements of configs: mean of log(measured /
+    predicted), standard deviation of the normal with the same 90% interval, and the part of that
+    due to constants and level; shape (N,) each."""
     center, sigma, shared = known.errors_of(rows)
     wider = widening(known.squares, len(known.rows))
     sigma = np.maximum(wider * sigma, LEAST_SIGMA)
@@ -205,9 +205,9 @@ def errors_given(known: Conditioned, rows: Sensitivity) -> tuple[Array, Array, A
 def moved(
     estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.ndarray
 ) -> Estimate:
-    """The estimate with its times multiplied by exp(`center`). `sigma`: standard deviation of ln
-    step time; `shared`: the part of it due to constants and level. Shapes (N,), or (1,) for one
-    config."""
+    """Return the estimate with its times multiplied by exp(`center`). `sigma`: standard deviation
+    of ln step time; `shared`: the part of it due to constants and level. Shapes (N,), or (1,) for
+    one config."""
     is_single = not np.ndim(estimate.step_time_s)
     factor = np.exp(center)
     step = np.asarray(estimate.step_time_s) * factor
@@ -236,9 +236,9 @@ def moved(
 
 
 def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, PhaseParts | None]:
-    """Time parts and phases of a step that takes `factor` times as long. Phases that the trainer
-    does not run have stated times, so only its own phases are scaled, unless the step is shorter
-    than the stated times."""
+    """Return the time parts and phases of a step that takes `factor` times as long. Phases that the
+    trainer does not run have stated times, so only its own phases are scaled, unless the step is
+    shorter than the stated times."""
     parts = {name: np.asarray(value) for name, value in estimate.time_parts_s.to_dict().items()}
     if estimate.phases_s is None:
         return TimeParts(**{name: value * factor for name, value in parts.items()}), None
@@ -255,8 +255,8 @@ def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, Ph
 
 
 def after_one_trial(estimate: Estimate) -> float:
-    """Half-width of a config's 90% interval after one trial of a neighbor at distance 1 with an
-    error of the expected size, as a fraction of the step time."""
+    """Return the half-width of a config's 90% interval after one trial of a neighbor at distance 1
+    with an error of the expected size, as a fraction of the step time."""
     own_error = uncertain(Calibration()).own_error
     own, level = float(config_sigma(estimate)) ** 2, float(estimate.level_sigma) ** 2
     together = level + max(own - own_error.alone_sigma**2, 0.0) * math.exp(-1.0 / own_error.length)
@@ -351,7 +351,7 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
 
 
 def _with_weights(answers: Sequence[Posterior]) -> tuple[Posterior, ...]:
-    """The posteriors with weights proportional to the evidence of their priors."""
+    """Return the posteriors with weights proportional to the evidence of their priors."""
     import scipy
 
     weights = np.exp(
@@ -361,7 +361,8 @@ def _with_weights(answers: Sequence[Posterior]) -> tuple[Posterior, ...]:
 
 
 def left_out_score(known: Conditioned) -> float:
-    """Leave-one-out score: sum of the log densities of the trials, each given all others."""
+    """Return the leave-one-out score: sum of the log densities of the trials, each given all
+    others."""
     mean, variance = known.left_out()
     narrow = -0.5 * mean**2 / variance - 0.5 * np.log(2.0 * np.pi * variance)
     wide = variance + OUTLIER_SD**2
@@ -370,13 +371,13 @@ def left_out_score(known: Conditioned) -> float:
 
 
 def _level_only(given: UncertainConstants, sigma: float) -> UncertainConstants:
-    """A prior with certain constants and a level with standard deviation `sigma`."""
+    """Return a prior with certain constants and a level with standard deviation `sigma`."""
     return replace(given, names=(), covariance=np.array([[max(sigma, 1e-6) ** 2]]))
 
 
 def measured_workloads(trials: Iterable[tuple[Workload, Trial]]) -> list[Measured]:
-    """Measured step times by workload, in the order in which workloads and configs first occur.
-    Repeated runs of a config are represented by their median."""
+    """Return the measured step times by workload, in the order in which workloads and configs first
+    occur. Repeated runs of a config are represented by their median."""
     by_workload: dict[str, tuple[Workload, dict[ParallelConfig, list[float]]]] = {}
     for workload, trial in trials:
         if (

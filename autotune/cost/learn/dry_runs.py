@@ -80,7 +80,7 @@ class DryRuns:
         return cls(fingerprint=values["fingerprint"], points=tuple(points), failed=values["failed"])
 
     def is_known(self, config: ParallelConfig) -> bool:
-        """Whether the config was dry-run, or cannot be."""
+        """Return whether the config was dry-run, or cannot be."""
         short = shortened(config)
         return str(short) in self.failed or any(point.config == short for point in self.points)
 

@@ -86,8 +86,8 @@ class OwnError:
     """q"""
 
     def covariance(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Covariance between configs, without the part that is independent per config, shape
-        (N, n)."""
+        """Return the covariance between configs, without the part that is independent per config,
+        shape (N, n)."""
         distances = _distances(rows.points, others.points)
         same = rows.workloads[:, None] == others.workloads[None, :]
         near = np.exp(-distances / self.length)
@@ -102,20 +102,21 @@ class OwnError:
         return np.asarray((rest + kernels) * near)
 
     def alone(self, rows: Sensitivity) -> Array:
-        """Standard deviation of the part that is independent per config, shape (n,)."""
+        """Return the standard deviation of the part that is independent per config, shape (n,)."""
         return np.asarray(np.sqrt(1.0 - self.same_work) * self._sharp(rows))
 
     def rest(self, rows: Sensitivity) -> Array:
-        """r: standard deviation of the part that changes gradually with the knobs, shape (n,)."""
+        """Return r, the standard deviation of the part that changes gradually with the knobs, shape
+        (n,)."""
         return np.asarray(np.sqrt(rows.own_sigma**2 - self._sharp(rows) ** 2))
 
     def _sharp(self, rows: Sensitivity) -> Array:
-        """a, shape (n,)."""
+        """Return a, shape (n,)."""
         return np.minimum(rows.own_sigma, self.alone_sigma)
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """Euclidean distances, shape (N, n)."""
+    """Return the Euclidean distances, shape (N, n)."""
     if len(a) * len(b) > FEW:
         import scipy
 
@@ -127,7 +128,7 @@ def _distances(a: Array, b: Array) -> Array:
 
 
 def _same_work(rows: Sensitivity, others: Sensitivity) -> NDArray[np.bool_]:
-    """k, shape (N, n)."""
+    """Return k, shape (N, n)."""
     width = rows.points.shape[1]
     work = [*WORK, *range(len(KNOBS), width)]
     return np.asarray(
@@ -168,8 +169,8 @@ class UncertainConstants:
     """covariance of the own errors of configs"""
 
     def at(self, logs: Array) -> UncertainConstants:
-        """The same, with each uncertain constant multiplied by exp(`logs`), and the last of `logs`
-        added to the log level. `logs`: shape (K + 1,)."""
+        """Return the same, with each uncertain constant multiplied by exp(`logs`), and the last of
+        `logs` added to the log level. `logs`: shape (K + 1,)."""
         values: dict[str, Any] = {
             n: self._moved(n, v) for n, v in zip(self.names, logs[:-1], strict=True)
         }
@@ -180,13 +181,13 @@ class UncertainConstants:
         )
 
     def _moved(self, name: str, log: float) -> float:
-        """A constant multiplied by exp(`log`), limited to its possible maximum."""
+        """Return a constant multiplied by exp(`log`), limited to its possible maximum."""
         value: float = getattr(self.constants, name) * float(np.exp(log))
         return min(value, _most(name, self.constants))
 
     def ends(self, reach: float) -> dict[str, tuple[float, float]]:
-        """(low, high) value of each uncertain constant, `reach` standard deviations below and
-        above."""
+        """Return the (low, high) values of each uncertain constant, `reach` standard deviations
+        below and above."""
         sigmas = np.sqrt(np.diag(self.covariance))[:-1]
         return {
             name: (self._moved(name, -reach * sigma), self._moved(name, reach * sigma))
@@ -210,9 +211,9 @@ def uncertain(
     known: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
 ) -> UncertainConstants:
-    """The prior: the constants with their variation between clusters of a GPU type and trainer.
-    `known`: used instead of `refit_values`; `names`: the uncertain constants (default: all that are
-    not zero)."""
+    """Return the prior: the constants with their variation between clusters of a GPU type and
+    trainer. `known`: used instead of `refit_values`; `names`: the uncertain constants (default: all
+    that are not zero)."""
     known = known or refit_values()
     spreads = {
         n: s
@@ -226,15 +227,15 @@ def uncertain(
 
 
 def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainConstants:
-    """The posterior of the constants given these trials; the prior if there are none."""
+    """Return the posterior of the constants given these trials; the prior if there are none."""
     return linearized(prior, trials)[0] if trials else prior
 
 
 def linearized(
     prior: UncertainConstants, trials: Sequence[Measured]
 ) -> tuple[UncertainConstants, Conditioned]:
-    """The posterior of the constants given these trials, at least one, and the conditioning at the
-    last linearization."""
+    """Return the posterior of the constants given these trials, at least one, and the conditioning
+    at the last linearization."""
     measured = np.log(np.concatenate([t.step_time_s for t in trials]))
     rows_at, log_step_s_at = _evaluations(trials)
     moved, now = np.zeros(len(prior.names) + 1), prior
@@ -259,7 +260,7 @@ def linearized(
 def _evaluations(
     trials: Sequence[Measured],
 ) -> tuple[Callable[[UncertainConstants], Sensitivity], Callable[[UncertainConstants], Array]]:
-    """Two functions from constants to values of all trials, in their order: the rows with
+    """Return two functions from constants to values of all trials, in their order: the rows with
     derivatives, and the ln of predicted step times. Workloads that differ only in their global
     batch, which is also part of each config, are evaluated together. Own knobs of a study are not
     part of the coordinates, because other studies do not have them."""
@@ -342,8 +343,8 @@ class Conditioned:
         )  # fmt: skip
 
     def misfit(self, moved: Array, left: Array) -> float:
-        """Negative log density, up to a constant, of logs of constants at the distance `moved` from
-        the prior and of the residuals `left` of the trials."""
+        """Return the negative log density, up to a constant, of logs of constants at the distance
+        `moved` from the prior and of the residuals `left` of the trials."""
         import scipy
 
         own = left @ scipy.linalg.cho_solve(self.own_factor, left, check_finite=False)
@@ -361,8 +362,8 @@ class Conditioned:
         return -0.5 * self.squares - float(np.log(np.diag(self.factor[0])).sum())
 
     def left_out(self) -> tuple[Array, Array]:
-        """Leave-one-out residual and variance of each trial's log(measured / predicted), given all
-        others; shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
+        """Return the leave-one-out residual and variance of each trial's log(measured / predicted),
+        given all others; shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
         import scipy
 
         precision = np.diag(
@@ -371,8 +372,8 @@ class Conditioned:
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
-        """Posterior covariance of the errors of configs with those of others, without the part that
-        is independent per config, shape (N, m)."""
+        """Return the posterior covariance of the errors of configs with those of others, without
+        the part that is independent per config, shape (N, m)."""
         import scipy
 
         own, spread = self.prior.own_error, self.prior.covariance
@@ -386,9 +387,9 @@ class Conditioned:
         )
 
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
-        """Prediction for the next measurements of configs at the same linearization: mean of
-        log(measured / predicted), its standard deviation, and the part of that due to constants and
-        level; shape (N,) each."""
+        """Return the prediction for the next measurements of configs at the same linearization:
+        mean of log(measured / predicted), its standard deviation, and the part of that due to
+        constants and level; shape (N,) each."""
         import scipy
 
         own = self.prior.own_error
@@ -408,8 +409,8 @@ class Conditioned:
 
 
 def _most(name: str, constants: Calibration) -> float:
-    """The maximum of a constant: 1 for fractions. Fractions of the peak in 16 bits are limited to 1
-    after multiplication by `half_factor`."""
+    """Return the maximum of a constant: 1 for fractions. Fractions of the peak in 16 bits are
+    limited to 1 after multiplication by `half_factor`."""
     if name in ("matmul_efficiency", "attention_efficiency"):
         return 1.0 / min(constants.half_factor, 1.0)
     return 1.0 if name.endswith("_efficiency") or name in ("data_overlap", "rails") else math.inf

@@ -1,5 +1,5 @@
-"""Activations that one layer keeps for the backward pass, and temporary tensors of its backward pass,
-in bytes per token on a rank.
+"""Activations that one layer keeps for the backward pass, and temporary tensors of its backward
+pass, in bytes per token on a rank.
 
     h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits: experts per token
 
@@ -18,8 +18,8 @@ scores      the score matrix, if the kernels store it: 5 bytes per score with so
             with its cast, and 2 more if scores are capped
 
 Matrix products in 8 or 4 bits keep their input in that format if the trainer's layers do so
-(`Traits.stores_narrow_inputs`: TransformerEngine). Assumption: tokens are spread evenly over experts.
-Neglected: dropout masks, norm statistics.
+(`Traits.stores_narrow_inputs`: TransformerEngine). Assumption: tokens are spread evenly over
+experts. Neglected: dropout masks, norm statistics.
 
 Activations that stay in device memory under recomputation, a memory budget or offloading, in bytes
 per token:
@@ -34,8 +34,8 @@ full        only the layer's input (Chen et al., arXiv 1604.06174)
 budget b    the layer's input and the share b of everything else (torch's activation_memory_budget)
 offload     activations are copied to the host while later layers run: those of two layers of one micro-batch stay
 
-During a layer's backward pass, everything recomputed for this layer exists, and the gradients of its
-widest part.
+During a layer's backward pass, everything recomputed for this layer exists, and the gradients of
+its widest part.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
 STORED_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""bytes per element of an input that a matrix product keeps in its format, for one of two layouts; the
-other is freed after the forward pass"""
+"""bytes per element of an input that a matrix product keeps in its format, for one of two layouts;
+the other is freed after the forward pass"""
 ROUTER_BYTES = 9.0
 """bytes per expert and token: logits and probabilities in fp32, and the map of chosen experts"""
 
@@ -100,7 +100,8 @@ class LayerActivations:
     adapters: Column
     """inputs of low-rank adapters, if each adapter keeps its own"""
     mixer: Column
-    """additional activations of state-space, linear and convolution layers compared with attention"""
+    """additional activations of state-space, linear and convolution layers compared with
+    attention"""
     running: Column
     """gradients during the backward pass of the layer's widest part"""
 
@@ -120,7 +121,8 @@ class LayerActivations:
 
 
 def stored_share(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of an input kept by a matrix product relative to those of an activation, shape (N,)."""
+    """Return the bytes of an input kept by a matrix product relative to those of an activation,
+    shape (N,)."""
     if not traits.stores_narrow_inputs:
         return np.ones(len(table))
     return np.array([STORED_BYTES.get(p, 2.0) / 2.0 for p in PRECISIONS])[table.precision]
@@ -135,7 +137,7 @@ def layer_activations(
     *,
     experts: bool,
 ) -> LayerActivations:
-    """The activations of every row, for a layer with experts or one without."""
+    """Return the activations of every row, for a layer with experts or one without."""
     model, size = workload.model, element_bytes(table)
     h, tp = float(model.hidden_size), layout.tp
     output = float(model.num_attention_heads * (model.v_head_dim or model.head_dim))
@@ -214,9 +216,9 @@ def layer_activations(
 def has_autocast(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
 ) -> NDArray[np.bool_]:
-    """Whether rows compute in 16 bits by autocast with fp32 weights, so that sums and the residual
-    stream are in fp32, shape (N,). Weights are in 16 bits under FSDP, and frozen ones too unless the
-    program keeps them in fp32."""
+    """Return whether rows compute in 16 bits by autocast with fp32 weights, so that sums and the
+    residual stream are in fp32, shape (N,). Weights are in 16 bits under FSDP, and frozen ones too
+    unless the program keeps them in fp32."""
     in_fp32 = traits.sums_in_fp32 and not workload.pure_bf16
     if workload.peft is not None:
         in_fp32 = in_fp32 and has_frozen_fp32(workload)
@@ -226,8 +228,8 @@ def has_autocast(
 def _scores(
     workload: Workload, traits: Traits, block: Block, size: Column
 ) -> tuple[Column, Column]:
-    """Score matrix on all ranks of a tensor-parallel group, bytes per token; 0 if it is not stored:
-    (kept, additional gradients during the backward pass)."""
+    """Return the score matrix on all ranks of a tensor-parallel group, bytes per token; 0 if it is
+    not stored: (kept, additional gradients during the backward pass)."""
     if not keeps_scores(workload, traits):
         return np.zeros_like(size), np.zeros_like(size)
     count = workload.seq_len * workload.model.num_attention_heads
@@ -239,7 +241,7 @@ def _scores(
 
 
 def _heads(model: ModelSpec) -> float:
-    """Elements per token of queries, keys, values and the output of attention."""
+    """Return the elements per token of queries, keys, values and the output of attention."""
     q, kv = (
         float(model.num_attention_heads * model.head_dim),
         float(model.num_kv_heads * model.head_dim),
@@ -261,7 +263,8 @@ def _attention(
     block: Block,
     stored: Column,
 ) -> Column:
-    """Elements per token that the attention block keeps on a rank, without its norm and input."""
+    """Return the elements per token that the attention block keeps on a rank, without its norm and
+    input."""
     model = workload.model
     q, kv = (
         float(model.num_attention_heads * model.head_dim),
@@ -297,8 +300,8 @@ def kept_bytes(
     *,
     experts: bool,
 ) -> tuple[Column, Column]:
-    """(activations kept per micro-batch in flight, additional memory during one layer's backward
-    pass), bytes per token. `experts`: whether the layer has experts."""
+    """Return (activations kept per micro-batch in flight, additional memory during one layer's
+    backward pass), bytes per token. `experts`: whether the layer has experts."""
     everything = layer.everything
     selective = {
         "scores": everything - layer.scores - layer.projected,
@@ -327,8 +330,8 @@ def kept_bytes(
 def mean_kept_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Activations that a layer keeps for one micro-batch, averaged over layers with and without
-    experts, bytes per token."""
+    """Return the activations that a layer keeps for one micro-batch, averaged over layers with and
+    without experts, bytes per token."""
     share = workload.model.expert_share
     total = np.zeros_like(layout.tp)
     for experts, part in ((False, 1.0 - share), (True, share)):
@@ -342,16 +345,17 @@ def mean_kept_bytes(
 
 
 def on_device(table: ConfigTable, layers: Column, held: Column) -> Column:
-    """Number of layers times micro-batches whose activations are in device memory; with offloading,
-    two layers of one micro-batch while copies run. `held`: micro-batches in flight."""
+    """Return the number of layers times micro-batches whose activations are in device memory; with
+    offloading, two layers of one micro-batch while copies run. `held`: micro-batches in flight."""
     return np.where(is_offloaded(table, "activations"), np.minimum(layers, 2.0), held * layers)
 
 
 def _operators(
     workload: Workload, layer: LayerActivations, layout: Layout, *, experts: bool
 ) -> Column:
-    """Bytes per token kept by torchtitan's selective policy: the outputs of attention, of every second
-    matrix product, and of the all-to-alls to experts and back; none of experts' grouped products."""
+    """Return the bytes per token kept by torchtitan's selective policy: the outputs of attention,
+    of every second matrix product, and of the all-to-alls to experts and back; none of experts'
+    grouped products."""
     model = workload.model
     q, kv = (
         float(model.num_attention_heads * model.head_dim),

@@ -1,8 +1,8 @@
-"""Constants of memory by trainer: fitted where published runs print peaks or failures, else
-assumed, with the wider error bar.
+"""Memory constants by trainer: fitted to published runs that print peaks or failures, otherwise
+assumed, with a larger error.
 
-`constants.json` beside it is written by `python -m research.fit_memory --write` and by nothing
-else, so that a fit of time changes no memory.
+`constants.json` in this folder is written only by `python -m research.fit_memory --write`, so that
+a fit of step times never changes memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEASURED_RESERVED_SIGMA = 0.017
 """standard deviation of log(reserved / allocated) over the 28 published runs that print both
 (SimuMax, eight B200 under Megatron-LM: 1.028 to 1.079)"""
 ASSUMED_RESERVED_SIGMA = 0.05
-"""the same on a GPU and trainer of which no run is published"""
+"""the same for a GPU and trainer without published runs"""
 
 
 @final
@@ -32,11 +32,11 @@ class MemorySource:
     """Where a pair's memory constants come from."""
 
     fitted: tuple[str, ...]
-    """constants that measurements of this trainer determine"""
+    """constants fitted to measurements of this trainer"""
     assumed: tuple[str, ...]
-    """constants that no measurement of it does"""
+    """all other constants"""
     source: str
-    """the measurements, in words; empty when there are none"""
+    """text about the measurements; empty if there are none"""
 
 
 @cache
@@ -45,8 +45,8 @@ def _known() -> Mapping[str, Any]:
 
 
 def memory_values(gpu: str, trainer: str) -> dict[str, float]:
-    """The memory constants of a GPU type and trainer by name; on a GPU that the trainer was not
-    measured on the error bar is the assumed one."""
+    """Return the memory constants of a GPU type and trainer by name. On a GPU without
+    measurements of the trainer, `memory_sigma` is at least the assumed one."""
     known = _known()
     if gpu == "cpu":
         return {**known["assumed"], **known["cpu"]}
@@ -61,7 +61,7 @@ def memory_values(gpu: str, trainer: str) -> dict[str, float]:
 
 
 def memory_source(gpu: str, trainer: str) -> MemorySource:
-    """Which memory constants of a pair are fitted, and which assumed."""
+    """Return which memory constants of a GPU type and trainer are fitted, and which are assumed."""
     entry = _known()["trainers"].get(trainer, {})
     fitted = tuple(entry.get("fitted", ())) if gpu in entry.get("on", ()) else ()
     assumed = tuple(name for name in MEMORY_CONSTANTS if name not in fitted)
@@ -71,6 +71,6 @@ def memory_source(gpu: str, trainer: str) -> MemorySource:
 
 
 def reserved_sigma(gpu: str, trainer: str) -> float:
-    """Standard deviation of the log of what is reserved, where what is allocated is known."""
+    """Return the standard deviation of ln reserved memory for a known allocated memory."""
     fitted = "fragmentation" in memory_source(gpu, trainer).fitted
     return MEASURED_RESERVED_SIGMA if fitted else ASSUMED_RESERVED_SIGMA

@@ -16,11 +16,11 @@ fused      one kernel that writes the gradient over the logits: b (TransformerEn
            gradient of one chunk of the tokens, b + 4; chunks are of t h / V tokens, rounded up to a power of two; and the gradients of the hidden states and of the projection, b
            each (linkedin/Liger-Kernel, `ops/fused_linear_cross_entropy.py`)
 
-On the last rank the backward pass of a micro-batch follows its loss at once, so one copy lives:
-with interleaved stages too, because the loss is in the last stage alone. Under gpipe all
+On the last rank the backward pass of a micro-batch immediately follows its loss, so only one copy
+is alive; also with interleaved stages, because only the last stage has the loss. Under gpipe all
 micro-batches pass the loss before the first backward pass, and each keeps its logits and softmax.
 Under zero bubble the gradients of the logits wait for the projection's weight gradient. Every layer
-of multi-token prediction has a loss of its own.
+of multi-token prediction has its own loss.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FP32 = 4.0
 
 
 def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per logit at the peak of one micro-batch's loss."""
+    """Return the bytes per logit at the peak of one micro-batch's loss."""
     size = element_bytes(table)
     cast = size if workload.pure_bf16 and not traits.casts_logits else FP32
     # transformers caps logits in 16 bits, and keeps their tanh
@@ -60,8 +60,8 @@ def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Colum
 def loss_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
 ) -> tuple[Column, Column]:
-    """Bytes of logits and loss on the last rank at its peak: (as the program may hold them, as
-    little as it may hold)."""
+    """Return the bytes of logits and loss on the last rank at its peak: (the most that the program
+    may hold, the least)."""
     cut, whole = layout.tp, np.ones_like(layout.tp)
     least = _loss_bytes(workload, table, layout, traits, cut if traits.vocab_parallel else whole)
     return _loss_bytes(
@@ -72,7 +72,7 @@ def loss_bytes(
 def _loss_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, ranks: Column
 ) -> Column:
-    """The same with the vocabulary over so many ranks."""
+    """Return the bytes with the vocabulary sharded over `ranks` ranks."""
     model, size = workload.model, element_bytes(table)
     losses = 1.0 + model.mtp_layers
     logits = losses * layout.tokens * model.vocab_size / ranks

@@ -7,17 +7,17 @@ framework     buffers of collectives, gathered weights, placeholders, workspaces
               separate workspaces, and graphs of layers a separate input for every micro-batch in flight
 
 The last rank's peak is at the loss, when all activations are kept, or in the backward pass of its
-last layer, whichever is higher. The first, the largest middle and the last rank are computed. Layers
-without experts are the first ones of the model, and so on the first rank.
+last layer, whichever is higher. The first, the largest middle and the last rank are computed.
+Layers without experts are the first ones of the model, and so on the first rank.
 
-With gradients that the step frees (`Traits.drops_gradients`) and a single micro-batch, gradients are
-created in the backward pass while activations and logits are freed; the larger of both counts.
+With gradients that the step frees (`Traits.drops_gradients`) and a single micro-batch, gradients
+are created in the backward pass while activations and logits are freed; the larger of both counts.
 
 The peak is the memory that the allocator reserves. Less must fit at once: the allocator releases
 unused blocks before it fails, and memory that is freed but still waits for the communication stream
 can be reused. Weights, gradients and states are allocated permanently, without fragmentation.
-Activations and logits are allocated repeatedly, and the share of fragmentation of their blocks cannot
-be released.
+Activations and logits are allocated repeatedly, and the share of fragmentation of their blocks
+cannot be released.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
 HOLDS = 0.25
-"""assumed probability that a program holds memory about which nothing is known. Loops of libraries that
-do are known by name (`traits.TRAITS`, `Workload.loop`); none of the published user programs that were
-examined did"""
+"""assumed probability that a program holds memory about which nothing is known. Loops of libraries
+that do are known by name (`traits.TRAITS`, `Workload.loop`); none of the published user programs
+that were examined did"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,17 @@ class RankMemory:
         return np.asarray(self.needed - self.unsure)
 
     def risk(self, usable: float, spread: Column | float) -> Column:
-        """Probability that more than `usable` bytes are needed. The program holds the `unsure` bytes
-        with the probability `HOLDS`. `spread`: standard deviation of ln peak memory."""
+        """Return the probability that more than `usable` bytes are needed. The program holds the
+        `unsure` bytes with the probability `HOLDS`. `spread`: standard deviation of ln peak
+        memory."""
         least = exceeds(self.least, usable, spread)
         if not np.any(self.unsure):
             return least
         return (1.0 - HOLDS) * least + HOLDS * exceeds(self.needed, usable, spread)
 
     def columns(self, spread: Column, gpu: GpuSpec, constants: Calibration) -> dict[str, Any]:
-        """The memory fields of an `Estimate`. `spread`: standard deviation of ln peak memory.
+        """Return the memory fields of an `Estimate`. `spread`: standard deviation of ln peak
+        memory.
 
         If the minimum that is needed fits, the observed peak cannot exceed the GPU's memory, so the
         peak is limited to it. Every part is reduced by the same factor, because it is unknown which
@@ -143,8 +145,8 @@ def rank_memories(
     constants: Calibration,
     traits: Traits,
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
-    """Memory of the first, the largest middle and the last rank; without a pipeline, all are the same
-    rank."""
+    """Return the memory of the first, the largest middle and the last rank; without a pipeline, all
+    are the same rank."""
     with_experts = (
         (False, True) if workload.model.num_dense_layers else (workload.model.num_experts > 0,)
     )
@@ -211,7 +213,8 @@ class _MemoryOfRanks:
     """size of one gathered input times the share of them that wait, bytes (`_waiting_bytes`)"""
 
     def memory(self, rank: _Rank) -> RankMemory:
-        """The peak of a rank, including memory that the allocator reserves but has not allocated."""
+        """Return the peak of a rank, including memory that the allocator reserves but has not
+        allocated."""
         constants, table, counts = self.constants, self.table, self._counts(rank)
         own = StageWeights(
             layers=[(n, kind.weights) for n, kind in zip(counts, self.kinds, strict=True)],
@@ -244,15 +247,15 @@ class _MemoryOfRanks:
         )
 
     def _counts(self, rank: _Rank) -> Sequence[Column]:
-        """Number of layers of each kind."""
+        """Return the number of layers of each kind."""
         sparse = rank.layers - rank.dense
         return (sparse,) if len(self.kinds) == 1 else (rank.dense, sparse)
 
     def _at_loss(
         self, rank: _Rank, own: StageWeights, held: Column, loss: Column
     ) -> dict[str, Column]:
-        """Memory parts at the peak, bytes. `loss`: memory of the loss, bytes; `held`: micro-batches in
-        flight."""
+        """Return the memory parts at the peak, bytes. `loss`: memory of the loss, bytes; `held`:
+        micro-batches in flight."""
         kinds = list(zip(self._counts(rank), self.kinds, strict=True))
         saved = sum(on_device(self.table, n, held) * kind.kept for n, kind in kinds)
         once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in kinds])
@@ -277,7 +280,8 @@ class _MemoryOfRanks:
         return np.where(size < 4, 2.0, 0.0)
 
     def _framework(self, rank: _Rank) -> Column:
-        """Memory of the framework, with the pools of CUDA graphs and placeholder gradients, bytes."""
+        """Return the memory of the framework, with the pools of CUDA graphs and placeholder
+        gradients, bytes."""
         kinds = list(zip(self._counts(rank), self.kinds, strict=True))
         shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in kinds)
         graph = ~self.table.is_word("cuda_graph", "none")
@@ -285,7 +289,8 @@ class _MemoryOfRanks:
         return np.asarray(pools + self._placeholder * (rank.head + shapes))
 
     def _waiting_of(self, rank: _Rank, held: Column, allocated: Column) -> Column:
-        """Freed memory that still waits for other streams, limited to the free memory, bytes."""
+        """Return the freed memory that still waits for other streams, limited to the free memory,
+        bytes."""
         constants = self.constants
         usable = self.workload.cluster.gpu.memory_bytes * constants.usable_fraction
         in_layers = constants.waiting_in_layer * held * rank.layers
@@ -312,8 +317,8 @@ def _kind(
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
-    """For every row, the rank with the highest peak. Its `spare` and `unsure` are set such that
-    `needed` and `least` are the maxima over all ranks."""
+    """Return for every row the rank with the highest peak. Its `spare` and `unsure` are set such
+    that `needed` and `least` are the maxima over all ranks."""
     totals = np.stack([rank.parts.total for rank in ranks])
     most = totals.argmax(axis=0)[None]
     names = [f.name for f in fields(MemoryParts)]
@@ -332,15 +337,15 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
 def _waiting_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Size of one gathered input times the share of such inputs that wait for the communication
-    stream after they are freed, bytes.
+    """Return the size of one gathered input times the share of such inputs that wait for the
+    communication stream after they are freed, bytes.
 
-    The memory of a tensor that another stream used can be reused only after that stream has finished
-    with it (`Tensor.record_stream`). So the further the host runs ahead of the device, the more
-    inputs stay reserved. Without a pipeline, the host runs ahead until the end of the step. With a
-    pipeline of p ranks, the first rank launches p - 1 micro-batches before it waits; it runs ahead if
-    their kernels take longer than the launch of one layer. In a step of a single micro-batch, half as
-    many inputs wait.
+    The memory of a tensor that another stream used can be reused only after that stream has
+    finished with it (`Tensor.record_stream`). So the further the host runs ahead of the device, the
+    more inputs stay reserved. Without a pipeline, the host runs ahead until the end of the step.
+    With a pipeline of p ranks, the first rank launches p - 1 micro-batches before it waits; it runs
+    ahead if their kernels take longer than the launch of one layer. In a step of a single
+    micro-batch, half as many inputs wait.
     """
     if constants.waiting_in_layer == 0 and constants.waiting_at_head == 0:
         return np.zeros_like(layout.tp)

@@ -1,15 +1,16 @@
 """Weights, gradients and optimizer states of a rank, with the buffers to gather and reduce them.
 
-Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with master
-weights (stage 1), gradients (stage 2) and weights (stage 3) are sharded over the data-parallel ranks;
-with replicas (HSDP), over the ranks of one replica. Offloaded optimizer states are on the host.
+Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with
+master weights (stage 1), gradients (stage 2) and weights (stage 3) are sharded over the
+data-parallel ranks; with replicas (HSDP), over the ranks of one replica. Offloaded optimizer states
+are on the host.
 
 optimizer     bytes per weight in addition to the fp32 master weight
 adamw         two moments in fp32 (8), or as the trainer keeps them       muon         one moment (4); adamw's for embeddings and the output projection
 adamw_8bit    two moments in 8 bits with a scale per 256 (2.03)            adafactor    sums over rows and columns (4 (1/n + 1/k))        sgd    none
 
-If nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each, and moments half
-of the above, except those in 8 bits.
+If nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each, and moments
+half of the above, except those in 8 bits.
 
 With adapters, the model's weights are frozen (`trainable.py`) and have no gradients and states; the
 adapters are trained in fp32.
@@ -116,7 +117,7 @@ class StateBytes:
     """whether layers are gathered one at a time (FSDP)"""
 
     def parts(self, rank: StageWeights) -> dict[str, Column]:
-        """Bytes of weights, gradients and optimizer states."""
+        """Return the bytes of weights, gradients and optimizer states."""
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         edge = rank.edge * np.where(self.zero >= 1, 1.0 / self.shards, 1.0)
@@ -135,7 +136,7 @@ class StateBytes:
         }
 
     def unsure(self, rank: StageWeights) -> Column:
-        """Bytes of gradients that are counted although the program may shard them."""
+        """Return the bytes of gradients that are counted although the program may shard them."""
         if not self.may_cut_gradients.any():
             return np.zeros_like(self.gradient)
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
@@ -144,8 +145,8 @@ class StateBytes:
         )
 
     def in_step(self, rank: StageWeights, traits: Traits) -> Column:
-        """Bytes of reduced gradients and of temporary tensors during the optimizer's step, when
-        activations and logits have been freed."""
+        """Return the bytes of reduced gradients and of temporary tensors during the optimizer's
+        step, when activations and logits have been freed."""
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         held = np.where(self.zero >= 1, sharded, whole)
@@ -153,12 +154,12 @@ class StateBytes:
         return self.gradient * np.where(self.zero >= 2, sharded, whole) + step
 
     def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
-        """Bytes of buffers for gathered layers and reductions.
+        """Return the bytes of buffers for gathered layers and reductions.
 
         FSDP keeps embedding and output projection gathered (and their gradients whole, if they form
-        one unit), gathers a layer while the previous one is in use, and reduces its whole gradients.
-        Frozen weights are gathered in the format in which they are kept, at most 16 bits, and have no
-        gradients.
+        one unit), gathers a layer while the previous one is in use, and reduces its whole
+        gradients. Frozen weights are gathered in the format in which they are kept, at most 16
+        bits, and have no gradients.
         """
         edges = (2.0 if traits.one_edge_unit and self.trains_edges else 1.0) * self.size * rank.edge
         gradients = self.trained * (self.size + self.reduction)
@@ -173,7 +174,8 @@ class StateBytes:
 def state_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, traits: Traits
 ) -> StateBytes:
-    """Bytes per weight for every row, by its precision and ZeRO stage and the workload's optimizer."""
+    """Return the bytes per weight for every row, by its precision and ZeRO stage and the workload's
+    optimizer."""
     size, zero = element_bytes(table), layout.zero
     mixed = size < 4
     master = mixed & traits.master_weights
@@ -246,20 +248,20 @@ def state_bytes(
 
 
 def shards_weights(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
-    """Whether each rank keeps only its shard of the weights: under ZeRO-3, and under ZeRO-2 with FSDP,
-    which keeps them gathered from the forward to the backward pass."""
+    """Return whether each rank keeps only its shard of the weights: under ZeRO-3, and under ZeRO-2
+    with FSDP, which keeps them gathered from the forward to the backward pass."""
     return (layout.zero >= 3) | ((layout.zero >= 2) & (not traits.master_weights))
 
 
 def all_in_bf16(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
-    """Whether no weight, gradient or moment is kept in fp32."""
+    """Return whether no weight, gradient or moment is kept in fp32."""
     return np.full(layout.zero.shape, workload.pure_bf16) & ~(
         workload.shards_in_fp32 & (layout.zero >= 1)
     )
 
 
 def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per weight in the gradient reduction."""
+    """Return the bytes per weight in the gradient reduction."""
     if workload.pure_bf16:
         return np.full(len(table), traits.pure_reduce_bytes)
     half = np.where(
@@ -269,8 +271,8 @@ def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> C
 
 
 def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
-    """Whether gradients are reduced and sharded after each micro-batch, so that no rank keeps whole
-    ones."""
+    """Return whether gradients are reduced and sharded after each micro-batch, so that no rank
+    keeps whole ones."""
     waits = {
         "each": False,
         "last": layout.accumulation > 1,
@@ -281,7 +283,7 @@ def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
 
 
 def _adapter_share(workload: Workload, layout: Layout) -> Column:
-    """Trained weights of the adapters relative to the layers' weights on a rank."""
+    """Return the trained weights of the adapters relative to the layers' weights on a rank."""
     if workload.peft is None:
         return np.ones_like(layout.tp)
     trained = sum(adapter_weights(workload.model, workload.peft, layout))
@@ -289,7 +291,7 @@ def _adapter_share(workload: Workload, layout: Layout) -> Column:
 
 
 def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a weight in addition to its fp32 master."""
+    """Return the bytes of a weight in addition to its fp32 master."""
     size = np.full(len(table), 2.0)
     for precision, narrow in NARROW_BYTES.items():
         held = {
@@ -302,14 +304,14 @@ def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
 
 
 def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a gradient with fp32 master weights. The buffer itself is reduced, which limits its
-    size under fp16."""
+    """Return the bytes of a gradient with fp32 master weights. The buffer itself is reduced, which
+    limits its size under fp16."""
     halved = min(traits.gradient_bytes, traits.fp16_reduce_bytes)
     return np.where(table.is_word("precision", "fp16"), halved, traits.gradient_bytes)
 
 
 def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:
-    """Bytes of the optimizer's moments per weight of (a layer, an embedding or output
+    """Return the bytes of the optimizer's moments per weight of (a layer, an embedding or output
     projection)."""
     if workload.optimizer == "adafactor":
         matrices = [

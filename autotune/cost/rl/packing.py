@@ -43,21 +43,23 @@ MOST_STEPS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Work of one pass over a mini-batch on the slowest ranks: numbers, or columns with one value per
-    row of a table (`of_rows`)."""
+    """Work of one pass over a mini-batch on the slowest ranks: numbers, or columns with one value
+    per row of a table (`of_rows`)."""
 
     micro_batches: float
     """mean number of micro-batches per mini-batch"""
     sequences: float
     """sequences per rank and mini-batch"""
     tokens: float
-    """mean tokens per micro-batch, including padding, of the slowest of the ranks that synchronize"""
+    """mean tokens per micro-batch, including padding, of the slowest of the ranks that
+    synchronize"""
     attended: float
     """effective sequence length for attention of the same ranks: sum of squared lengths / tokens"""
     most_tokens: float
     """tokens of the largest micro-batch"""
     waiting: float
-    """work of the slowest ranks divided by the mean work, minus 1: the potential gain of balancing"""
+    """work of the slowest ranks divided by the mean work, minus 1: the potential gain of
+    balancing"""
     padding: float
     """padding's share of all tokens, 0 to 1"""
     spread: float
@@ -65,8 +67,8 @@ class Packed:
 
     @classmethod
     def of_rows(cls, kinds: Sequence[Packed], of_row: NDArray[np.intp]) -> Packed:
-        """Columns from the results of several kinds of rows. `of_row`: index of each row's kind,
-        shape (N,)."""
+        """Return columns from the results of several kinds of rows. `of_row`: index of each row's
+        kind, shape (N,)."""
         columns: dict[str, Any] = {
             f.name: np.array([getattr(kind, f.name) for kind in kinds])[of_row] for f in fields(cls)
         }
@@ -74,15 +76,16 @@ class Packed:
 
 
 def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0) -> Floats:
-    """Tokens of every sequence, shape (steps, prompts * responses); responses to the same prompt are
-    adjacent."""
+    """Return the tokens of every sequence, shape (steps, prompts * responses); responses to the
+    same prompt are adjacent."""
     random = np.random.default_rng(seed)
     shape = (steps, asked.prompts, asked.responses)
     own, shared = random.standard_normal(shape), random.standard_normal(shape[:2])
     mixed = np.sqrt(asked.same_prompt) * shared[..., None] + np.sqrt(1.0 - asked.same_prompt) * own
 
     def shares(values: Floats) -> Floats:
-        """Quantiles of the values by their rank, 0 to 1, so that each quantile occurs once."""
+        """Return the quantiles of the values by their rank, 0 to 1, so that each quantile occurs
+        once."""
         flat = values.reshape(-1)
         quantiles = np.empty(len(flat))
         quantiles[np.argsort(flat, kind="stable")] = (np.arange(len(flat)) + 0.5) / len(flat)
@@ -95,7 +98,7 @@ def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0
 
 @lru_cache(maxsize=4)
 def _drawn(asked: PostTraining, steps: int) -> Floats:
-    """`drawn_lengths`, cached for all ways to distribute and pack the sequences."""
+    """Return `drawn_lengths`, cached for all ways to distribute and pack the sequences."""
     return drawn_lengths(asked, steps)
 
 
@@ -186,15 +189,15 @@ def _packed(
 
 
 def _counts(dealt: Floats, capacity: float) -> NDArray[np.int64]:
-    """Number of micro-batches on every rank, shape (steps, mini-batches)."""
+    """Return the number of micro-batches on every rank, shape (steps, mini-batches)."""
     most = np.ceil(dealt.sum(axis=-1) / capacity).max(axis=-1)
     return np.asarray(np.clip(most, 1, dealt.shape[-1]).astype(np.int64))
 
 
 def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """(tokens, sums of squared lengths) of micro-batches, shape (steps, mini-batches, ranks, maximum
-    of `count`), and the micro-batch of each sequence. `falling`: lengths on each rank in descending
-    order; `count`: micro-batches, shape (steps, mini-batches)."""
+    """Return (tokens, sums of squared lengths) of micro-batches, shape (steps, mini-batches, ranks,
+    maximum of `count`), and the micro-batch of each sequence. `falling`: lengths on each rank in
+    descending order; `count`: micro-batches, shape (steps, mini-batches)."""
     shape = (*falling.shape[:-1], int(count.max()))
     tokens, work, goes_to = (
         np.zeros(shape),
@@ -224,14 +227,14 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
 
 
 def step_lengths(asked: PostTraining, step: int, seed: int) -> Floats:
-    """Tokens of the sequences of a trial's step. They depend only on the study's seed, so that all its
-    configs train on the same lengths."""
+    """Return the tokens of the sequences of a trial's step. They depend only on the study's seed,
+    so that all its configs train on the same lengths."""
     block, row = divmod(step, MOST_STEPS)
     return np.asarray(_block(asked, seed, block)[row])
 
 
 def relative_work(asked: PostTraining, step: int, seed: int, kappa: float) -> float:
-    """Work T + kappa Q of this step divided by the mean over steps."""
+    """Return work T + kappa Q of this step divided by the mean over steps."""
     work = [lengths.sum(axis=-1) + kappa * (lengths**2).sum(axis=-1) for lengths in (
         step_lengths(asked, step, seed), _block(asked, seed, 0))]  # fmt: skip
     return float(work[0] / work[1].mean())
@@ -253,8 +256,8 @@ def of_rank(
     balance: str,
     sorted_by_length: bool = False,
 ) -> list[list[NDArray[np.int64]]]:
-    """The micro-batches of a rank in each mini-batch of a step with these lengths, as indices of their
-    sequences. Parameters as in `packed`."""
+    """Return the micro-batches of a rank in each mini-batch of a step with these lengths, as
+    indices of their sequences. Parameters as in `packed`."""
     places = _places(lengths[None], ranks, mini_batches, balance)
     dealt = lengths[places]
     falling = np.argsort(-dealt, axis=-1, kind="stable")
@@ -275,7 +278,7 @@ def of_rank(
 
 @lru_cache(maxsize=64)
 def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> Floats:
-    """Lengths, shape (steps, mini-batches, ranks, b)."""
+    """Return the lengths, shape (steps, mini-batches, ranks, b)."""
     sequences = asked.sequences
     steps = int(min(MOST_STEPS, max(1, -(-DRAWN // sequences))))
     lengths = _drawn(asked, steps)
@@ -289,7 +292,7 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
 
 
 def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDArray[np.int64]:
-    """Index of the sequence within its step, shape (steps, mini-batches, ranks, b)."""
+    """Return the index of the sequence within its step, shape (steps, mini-batches, ranks, b)."""
     steps, sequences = lengths.shape
     each = sequences // (ranks * mini_batches)
     if balance == "mini_batch":
@@ -303,8 +306,8 @@ def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDA
 
 
 def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> NDArray[np.int64]:
-    """Indices along the last axis, distributed to ranks by length, shape (..., ranks, each). `falling`:
-    in descending order of length on each rank, else in the original order."""
+    """Return indices along the last axis, distributed to ranks by length, shape (..., ranks, each).
+    `falling`: in descending order of length on each rank, else in the original order."""
     count = lengths.shape[-1]
     order = np.argsort(-lengths, axis=-1, kind="stable")
     target = _back_and_forth(count, np.array(ranks))
@@ -314,6 +317,7 @@ def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> NDArray
 
 
 def _back_and_forth(count: int, bins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The sequence 0 1 .. n-1 n-1 .. 1 0 0 1 .. of length `count`, for a number of bins n."""
+    """Return the sequence 0 1 .. n-1 n-1 .. 1 0 0 1 .. of length `count`, for a number of bins
+    n."""
     place = np.arange(count) % (2 * bins)
     return np.asarray(np.where(place < bins, place, 2 * bins - 1 - place))

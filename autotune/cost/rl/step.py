@@ -75,7 +75,7 @@ from autotune.spec.post_training import TRAINED
 
 
 def _knobs_of(workload: Workload, table: ConfigTable) -> dict[str, NDArray[Any]]:
-    """Columns of all post-training knobs by name, shape (N,) each."""
+    """Return columns of all post-training knobs by name, shape (N,) each."""
     return {name: knob_values(workload, table, name) for name in asked_of(workload).knob_names}
 
 
@@ -135,11 +135,11 @@ def phases_memory(
     forward: Pass,
     is_split: NDArray[np.bool_],
 ) -> tuple[MemoryParts, RankMemory, Column]:
-    """(the trainer's states between phases, the peak, the standard deviation of its logarithm).
-    `updates`: peaks of policy and critic, each alone.
+    """Return (the trainer's states between phases, the peak, the standard deviation of its
+    logarithm). `updates`: peaks of policy and critic, each alone.
 
-    The memory of an engine is stated and has no error. The standard deviation is such that the upper
-    end of the 90% interval is the highest one of all phases.
+    The memory of an engine is stated and has no error. The standard deviation is such that the
+    upper end of the 90% interval is the highest one of all phases.
     """
     asked, framework = asked_of(workload), forward.constants.framework_bytes
     held = _held(workload, table, knobs, updates, is_split)
@@ -209,7 +209,7 @@ def _held(
 def _update_phases(
     held: _Held, updates: Sequence[RankMemory], nothing: Column
 ) -> list[_PhaseMemory]:
-    """The update phases of policy and critic, each including the other's states."""
+    """Return the update phases of policy and critic, each including the other's states."""
     resident, phases = held.resident, []
     for states, update in zip(held.states, updates, strict=True):
         others = {name: resident[name] - states[name] for name in resident}
@@ -228,8 +228,8 @@ def _update_phases(
 def _fullest_phase(
     phases: Sequence[_PhaseMemory], constants: Calibration, model: ModelSpec
 ) -> tuple[RankMemory, Column]:
-    """(the phase with the highest peak in each row, the standard deviation of the logarithm of that
-    peak)."""
+    """Return (the phase with the highest peak in each row, the standard deviation of the logarithm
+    of that peak)."""
     totals = np.stack([sum(phase.parts.values()) for phase in phases])
     rows = totals.shape[1:]
     needs, ends = [], []
@@ -252,9 +252,9 @@ def _fullest_phase(
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
-    """Bytes of a reference model's weights on a rank, partitioned like the policy's: in 16 bits, or in
-    fp32 for the native loop and for transformers' Trainer with fp32 weights, whose type it has (trl,
-    `DPOTrainer`)."""
+    """Return the bytes of a reference model's weights on a rank, partitioned like the policy's: in
+    16 bits, or in fp32 for the native loop and for transformers' Trainer with fp32 weights, whose
+    type it has (trl, `DPOTrainer`)."""
     layout, traits = layout_of(workload, table), loop_traits(workload)
     stages = stages_of(workload.model, table, traits.split)
     most = np.maximum.reduce([stages.first, stages.middle, stages.last])
@@ -274,8 +274,8 @@ _PACKS = ("balance", "group_by_length", "micro_batch_tokens", "log_prob_micro_ba
 def packed_rows(
     workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
 ) -> tuple[Packed, Packed]:
-    """(packing of the update's mini-batches, packing of the whole batch for forward passes) of every
-    row, as columns. Rows with the same packing are simulated once."""
+    """Return (packing of the update's mini-batches, packing of the whole batch for forward passes)
+    of every row, as columns. Rows with the same packing are simulated once."""
     meets = (table.zero_stage == 3) | (table.ep > 1)
     columns: dict[str, NDArray[Any]] = {
         "dp": table.dp, "cp": table.cp, "micro_batch_size": table.micro_batch_size, "meets": meets,
@@ -296,14 +296,14 @@ def packed_rows(
 
 
 def attention_share(model: ModelSpec) -> float:
-    """kappa: attention FLOPs per token and attended token, divided by the FLOPs of matrix products
-    per token."""
+    """Return kappa: attention FLOPs per token and attended token, divided by the FLOPs of matrix
+    products per token."""
     return layer_attention_flops(model, 1.0) / layer_matmul_flops(model)
 
 
 def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packed]:
-    """(packing of the update's mini-batches, packing of the whole batch for forward passes) for rows
-    with these values."""
+    """Return (packing of the update's mini-batches, packing of the whole batch for forward passes)
+    for rows with these values."""
     asked, kappa = asked_of(workload), attention_share(workload.model)
     tokens = int(chosen.get("micro_batch_tokens", asked.micro_batch_tokens)) * chosen["cp"]
     before = (
@@ -357,7 +357,7 @@ class _Passes:
     def memory(
         self, workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
     ) -> tuple[MemoryParts, RankMemory, Column]:
-        """The result of `phases_memory`."""
+        """Return the result of `phases_memory`."""
         memories = [each.memory() for each in (self.policy, self.critic) if each is not None]
         return phases_memory(
             workload, table, knobs, memories, self.before, _is_split(workload, table, knobs)
@@ -367,7 +367,7 @@ class _Passes:
 def _is_split(
     workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
 ) -> NDArray[np.bool_]:
-    """Whether generation has GPUs of its own, shape (N,)."""
+    """Return whether generation has GPUs of its own, shape (N,)."""
     generates = asked_of(workload).generates
     return (
         np.asarray(knobs["rollout_gpus"] > 0) if generates else np.zeros(len(table), dtype=np.bool_)
@@ -382,7 +382,7 @@ def _timed(
     constants: Calibration,
     between: MemoryParts,
 ) -> tuple[dict[str, Column], dict[str, Column]]:
-    """(time of the updates by cause, time of the step by phase), s. `between`: memory of the
+    """Return (time of the updates by cause, time of the step by phase), s. `between`: memory of the
     trainer's states between phases."""
     asked, nothing = asked_of(workload), np.zeros(len(table))
     forward = nothing if asked.algorithm == "sft" else passes.before.forward()
@@ -421,8 +421,8 @@ def _timed(
 def _of_step(
     parts: dict[str, Column], phases: dict[str, Column]
 ) -> tuple[PhaseParts, TimeParts, Column]:
-    """(time of the step by phase, by cause, and the part of it that is stated, sent or waited for),
-    s."""
+    """Return (time of the step by phase, by cause, and the part of it that is stated, sent or
+    waited for), s."""
     by_phase = PhaseParts(**phases)
     forwards = phases["log_prob"] + phases["reference"] + phases["values"]
     rest = np.asarray(by_phase.total) - sum(parts.values()) - forwards
@@ -433,8 +433,8 @@ def _of_step(
 
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
-    """A function from constants to the time parts of every row. Values that do not depend on the
-    constants are computed once."""
+    """Return a function from constants to the time parts of every row. Values that do not depend on
+    the constants are computed once."""
     knobs = _knobs_of(workload, table)
     packed, states = packed_rows(workload, table, knobs), list[MemoryParts]()
 
@@ -448,7 +448,7 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
 
 
 def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
-    """The estimate of every row, with the time of each phase in `phases_s`."""
+    """Return the estimate of every row, with the time of each phase in `phases_s`."""
     asked, gpu = asked_of(workload), workload.cluster.gpu
     knobs = _knobs_of(workload, table)
     passes = _Passes.of(workload, table, packed_rows(workload, table, knobs), constants)
@@ -488,8 +488,8 @@ def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration
 def phases_beside(
     workload: Workload, config: ParallelConfig, constants: Calibration, busy_s: float
 ) -> dict[str, float]:
-    """Time of the phases that the trainer does not run, s: stated by the workload or computed from
-    that. `busy_s`: time of the trainer's own phases."""
+    """Return the time of the phases that the trainer does not run, s: stated by the workload or
+    computed from that. `busy_s`: time of the trainer's own phases."""
     asked, table = asked_of(workload), ConfigTable.of([config])
     seconds = {"reward": asked.reward_s} if asked.reward_s else {}
     if not asked.generates:
@@ -506,8 +506,8 @@ def _other_phases(
     constants: Calibration,
     busy: Column,
 ) -> dict[str, Column]:
-    """Time of generation, waiting and refit on the trainer's clock, s. `busy`: time of its own
-    phases."""
+    """Return the time of generation, waiting and refit on the trainer's clock, s. `busy`: time of
+    its own phases."""
     layout, is_split = layout_of(workload, table), knobs["rollout_gpus"] > 0
     gpus = np.where(is_split, knobs["rollout_gpus"], layout.world)
     bulk, tail = generation_s(workload, knobs["rollout_tp"], gpus)
@@ -528,8 +528,8 @@ def _other_phases(
 def generation_s(
     workload: Workload, rollout_tp: NDArray[Any], gpus: Column
 ) -> tuple[Column, Column]:
-    """(bulk: time during which all generating GPUs are busy, tail: time from then until the longest
-    response ends), s. NaN for a `rollout_tp` without a stated speed."""
+    """Return (bulk: time during which all generating GPUs are busy, tail: time from then until the
+    longest response ends), s. NaN for a `rollout_tp` without a stated speed."""
     asked = asked_of(workload)
     rollout = asked.rollout
     assert rollout is not None

@@ -1,28 +1,29 @@
-"""Time and memory of the update and of forward passes in post-training: the cost model of a plain step,
-applied to the micro-batches simulated in `packing.py`.
+"""Time and memory of the update and of forward passes in post-training: the cost model of a plain
+step, applied to the micro-batches simulated in `packing.py`.
 
-    k micro-batches of T tokens on the slowest rank, with effective sequences of Q / T tokens in attention: a step of k micro-batches with T instead of micro_batch_size * seq_len
-    one optimizer step per mini-batch and epoch, each with one reduction of gradients and one update of weights
+    k micro-batches of T tokens on the slowest rank, with effective sequences of Q / T tokens in
+    attention: a step of k micro-batches with T instead of micro_batch_size * seq_len one optimizer
+    step per mini-batch and epoch, each with one reduction of gradients and one update of weights
 
 The time of a pass is linear in T and Q except for host delays, so it is computed for the mean
 micro-batch. Memory is that of the largest micro-batch.
 
-Host time between kernels: engines with Megatron-Core pack and unpack sequence by sequence in Python,
-and wait for the device for each length (verl: `preprocess_packed_seqs` and
+Host time between kernels: engines with Megatron-Core pack and unpack sequence by sequence in
+Python, and wait for the device for each length (verl: `preprocess_packed_seqs` and
 `postprocess_packed_seqs`), so a pass takes an additional `SEQUENCE_HOST_S` per sequence and
-`MICRO_BATCH_HOST_S` per micro-batch. Of the five loops over sequences, the first pipeline stage runs
-one, for the tokens; the last stage runs those for labels, their mask, log-probabilities and entropies
-(`LAST_STAGE`), and the others wait for it. RoPE that is not fused is computed separately for each
-sequence, with about thirty launches per layer, forward and backward (`ROPE_HOST_S`; Megatron-LM:
-`apply_rotary_pos_emb_thd`); because element-wise kernels have no weights, the forward pass has as
-many as the backward. These times are from steps of a 7B model (data/post_training.csv: micro-batches
-of one sequence compared with packed ones, fused compared with unfused) and do not depend on the
-model's size. Engines under FSDP unpad a whole micro-batch at once.
+`MICRO_BATCH_HOST_S` per micro-batch. Of the five loops over sequences, the first pipeline stage
+runs one, for the tokens; the last stage runs those for labels, their mask, log-probabilities and
+entropies (`LAST_STAGE`), and the others wait for it. RoPE that is not fused is computed separately
+for each sequence, with about thirty launches per layer, forward and backward (`ROPE_HOST_S`;
+Megatron-LM: `apply_rotary_pos_emb_thd`); because element-wise kernels have no weights, the forward
+pass has as many as the backward. These times are from steps of a 7B model (data/post_training.csv:
+micro-batches of one sequence compared with packed ones, fused compared with unfused) and do not
+depend on the model's size. Engines under FSDP unpad a whole micro-batch at once.
 
-A forward pass keeps and reduces nothing: it has the matrix products, attention and element-wise work
-once, half of the tensor-parallel collectives, one gather of sharded weights, and a pipeline of k
-micro-batches that fills once (k + p - 1). Log-probabilities need the logits of one micro-batch and
-their log-softmax in fp32, which are freed after it.
+A forward pass keeps and reduces nothing: it has the matrix products, attention and element-wise
+work once, half of the tensor-parallel collectives, one gather of sharded weights, and a pipeline of
+k micro-batches that fills once (k + p - 1). Log-probabilities need the logits of one micro-batch
+and their log-softmax in fp32, which are freed after it.
 
 Between phases: transfer of weights from the trainer's shards to the engine, and copies of states to
 the host and back.
@@ -85,11 +86,11 @@ LAST_STAGE = 4.0 / 5.0
 ROPE_HOST_S = 0.31e-3
 """host time of unfused RoPE per sequence and layer, forward and backward, s"""
 RING_HOST_S = 0.7e-3
-"""host time to launch one additional step of a context-parallel ring in a layer, forward and backward,
-s (same file: micro-batches of one sequence with cp=2 compared with cp=1)"""
+"""host time to launch one additional step of a context-parallel ring in a layer, forward and
+backward, s (same file: micro-batches of one sequence with cp=2 compared with cp=1)"""
 FSDP_LEVEL = 1.17
-"""time of post-trainers' passes under FSDP relative to plain training in such a loop: log-softmax and
-entropy of all logits in fp32, unmodified modules of transformers (same file)"""
+"""time of post-trainers' passes under FSDP relative to plain training in such a loop: log-softmax
+and entropy of all logits in fp32, unmodified modules of transformers (same file)"""
 FORWARD = 1.0 / 3.0
 """share of the forward pass in a layer's launches and context-parallel communication"""
 
@@ -118,7 +119,7 @@ class Pass:
         constants: Calibration,
         traits: Traits,
     ) -> Pass:
-        """The passes of these rows. `packed`: the packing of each row, or of all."""
+        """Return the passes of these rows. `packed`: the packing of each row, or of all."""
         lengths = np.maximum(np.ceil(packed.attended), 1.0)
         plain = with_lengths(replace(workload, rl=None, trainer=loop_of(workload)), lengths)
         layout = layout_of(plain, table, whole_experts=keeps_experts_whole(workload))
@@ -137,7 +138,7 @@ class Pass:
         )  # fmt: skip
 
     def update(self) -> TimeParts:
-        """Time of one optimizer step by cause, s."""
+        """Return the time of one optimizer step by cause, s."""
         stages = stages_of(self.workload.model, self.table, self.traits.split)
         times = time_parts(
             self.workload, self.table, self.layout, stages, self.constants, self.traits
@@ -147,8 +148,8 @@ class Pass:
         )
 
     def ring_host_s(self, step: Column) -> Column:
-        """Time by which the host's launches with context-parallel rings exceed the step, s. `step`:
-        time of the step without them, s."""
+        """Return the time by which the host's launches with context-parallel rings exceed the step,
+        s. `step`: time of the step without them, s."""
         layers = self.workload.model.num_layers / self.layout.pp
         launches = layers * (
             layer_host_s(self.table, self.layout, self.constants)
@@ -159,8 +160,8 @@ class Pass:
         )
 
     def host_s(self, share: float) -> Column:
-        """Time of a pass in which the host packs sequences, s. `share`: 1 for an update, `FORWARD` for
-        a forward pass."""
+        """Return the time of a pass in which the host packs sequences, s. `share`: 1 for an update,
+        `FORWARD` for a forward pass."""
         if not self.by_sequence:
             return np.zeros_like(self.layout.tp)
         layers = self.workload.model.num_layers / self.layout.pp
@@ -174,7 +175,7 @@ class Pass:
         )
 
     def memory(self) -> RankMemory:
-        """Peak memory of the update on the rank with the highest peak."""
+        """Return the peak memory of the update on the rank with the highest peak."""
         fullest_batch = replace(self.layout, tokens=self.packed.most_tokens / self.layout.cp)
         stages = stages_of(self.workload.model, self.table, self.traits.split)
         return fullest(
@@ -184,13 +185,14 @@ class Pass:
         )
 
     def logits_bytes(self) -> Column:
-        """Logits of the largest micro-batch and their log-softmax in a forward pass, bytes."""
+        """Return the logits of the largest micro-batch and their log-softmax in a forward pass,
+        bytes."""
         cut = self.layout.tp if self.traits.vocab_parallel else 1.0
         logits = self.packed.most_tokens / self.layout.cp * self.workload.model.vocab_size / cut
         return np.asarray(logits * (element_bytes(self.table) + 4.0))
 
     def forward(self) -> Column:
-        """Time of one forward pass over all micro-batches, s."""
+        """Return the time of one forward pass over all micro-batches, s."""
         workload, table, layout, constants, traits = (
             self.workload,
             self.table,
@@ -251,8 +253,8 @@ def refit_s(
     is_split: NDArray[np.bool_],
     rollout_tp: Column,
 ) -> Column:
-    """Time to transfer the updated weights to the engine, s. `is_split`: whether generation has its own
-    GPUs; `rollout_tp`: tensor-parallel degree of the engine."""
+    """Return the time to transfer the updated weights to the engine, s. `is_split`: whether
+    generation has its own GPUs; `rollout_tp`: tensor-parallel degree of the engine."""
     model, cluster = workload.model, workload.cluster
     whole = ENGINE_BYTES * float(model.num_parameters)
     holders = np.where(layout.zero == 3, layout.world, layout.tp * layout.pp * layout.ep)
@@ -280,8 +282,8 @@ def copied_s(
     *,
     for_update: bool,
 ) -> Column:
-    """Time of a phase to copy offloaded states to the device and back, s. `what`: values of
-    `phase_offload`; the other columns are bytes."""
+    """Return the time of a phase to copy offloaded states to the device and back, s. `what`: values
+    of `phase_offload`; the other columns are bytes."""
     moved = np.where(what == "all", weights + gradients, 0.0)
     if for_update:
         moved = moved + np.where(what == "none", 0.0, optimizer)

@@ -41,8 +41,8 @@ NARROW_HEAD, WIDE = 0.83, 128
 def attention_reached(
     workload: Workload, table: ConfigTable, constants: Calibration, traits: Traits
 ) -> Column:
-    """e of every row, with the speed of the program's kernel. The kernels of a ring see the tokens
-    of one rank at a time."""
+    """Return e, the achieved fraction of the peak, of every row, with the speed of the program's
+    kernel. Kernels in a ring process the tokens of one rank at a time."""
     gpu, at_reference = workload.cluster.gpu, constants.attention_efficiency
     rings = (table.cp > 1) & table.is_word("cp_style", "ring")
     whole = attended_len(workload)

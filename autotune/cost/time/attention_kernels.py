@@ -38,8 +38,8 @@ Blackwell of a data center"""
 
 
 def generation(gpu: GpuSpec) -> str:
-    """The generation whose kernels a GPU runs: of NVIDIA's by its formats and its peak, which a GPU
-    held back for export lacks."""
+    """Return the generation whose kernels a GPU runs: of NVIDIA's by its formats and its peak,
+    which a GPU held back for export lacks."""
     peaks = gpu.peak_flops_per_s
     if gpu.name.startswith(("mi", "rx-")):
         return "amd"
@@ -49,6 +49,6 @@ def generation(gpu: GpuSpec) -> str:
 
 
 def kernel_limit(gpu: GpuSpec, traits: Traits) -> float:
-    """a of a GPU and a program's kernel."""
+    """Return a, the limit of a program's kernel on a GPU, as a fraction of its peak."""
     found = generation(gpu)
     return LIMITS.get((found, traits.attention_kernel), LIMITS[found, ""])

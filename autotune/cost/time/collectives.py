@@ -25,7 +25,7 @@ from autotune.spec import ClusterSpec
 
 
 def shared_by(crowd: Column, constants: Calibration) -> Column:
-    """Ranks per core, at least 1, when `crowd` ranks of a node compute at once."""
+    """Return ranks per core, at least 1, when `crowd` ranks of a node compute at once."""
     if constants.full_speed_ranks == 0:
         return np.ones_like(crowd)
     return np.maximum(1.0, crowd / constants.full_speed_ranks)
@@ -34,8 +34,8 @@ def shared_by(crowd: Column, constants: Calibration) -> Column:
 def ring_bytes_s(
     group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds to move the bytes of one all-gather or reduce-scatter, without latency; zero for a
-    group of one."""
+    """Return the seconds to move the bytes of one all-gather or reduce-scatter, without latency;
+    zero for a group of one."""
     across = group.size > group.per_domain
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = (
@@ -49,7 +49,7 @@ def ring_bytes_s(
 
 
 def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Latency of one all-gather or reduce-scatter, s; zero for a group of one."""
+    """Return the latency of one all-gather or reduce-scatter, s; zero for a group of one."""
     local = (
         constants.latency_factor
         * cluster.intra_node.latency_s
@@ -67,8 +67,8 @@ def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -
 def ring_time_s(
     group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two.
-    Zero for a group of one."""
+    """Return the seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce
+    takes two. Zero for a group of one."""
     seconds = ring_latency_s(group, cluster, constants) + ring_bytes_s(
         group, gathered_bytes, cluster, constants
     )
@@ -78,8 +78,8 @@ def ring_time_s(
 def all_to_all_time_s(
     group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the domain
-    use the rank's own network port."""
+    """Return the seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave
+    the domain use the rank's own network port."""
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency
     inside = (group.per_domain - 1.0) / group.size * sent_bytes / intra
@@ -93,8 +93,8 @@ def all_to_all_time_s(
 def send_time_s(
     inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds of one send between pipeline neighbors; `inside`: fraction of sends that stay in a
-    domain."""
+    """Return the seconds of one send between pipeline neighbors; `inside`: fraction of sends that
+    stay in a domain."""
     intra = cluster.intra_node.latency_s + sent_bytes / (
         cluster.intra_node.bytes_per_s * constants.intra_efficiency
     )

@@ -1,5 +1,5 @@
-"""Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host time
-to launch them.
+"""Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host
+time to launch them.
 
 A matmul of m x n x k takes
 
@@ -7,9 +7,9 @@ A matmul of m x n x k takes
 
 The second factor adds the time to read and write the matrices, as in the roofline model with both
 terms added (Williams et al., CACM 2009). On Ampere, tensor cores are fully used only if rows are
-multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements"; Anthony
-et al., arXiv 2401.14489, section III); other matrices take `UNALIGNED` times as long, from runs with
-14,400 / 8 = 1,800 columns compared with 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
+multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements";
+Anthony et al., arXiv 2401.14489, section III); other matrices take `UNALIGNED` times as long, from
+runs with 14,400 / 8 = 1,800 columns compared with 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
 chronicles-prequel.md). Neglected: tile and wave quantization.
 """
 
@@ -54,38 +54,39 @@ _FALLBACK = {
     "nvfp4": "mxfp8",
 }
 NARROW = {"fp8": 1.0, "mxfp8": 0.93, "nvfp4": 0.72}
-"""Achieved fraction of a narrow format's peak, relative to the fraction that fp8 achieves of its peak
-(`fp8_factor`).
+"""Achieved fraction of a narrow format's peak, relative to the fraction that fp8 achieves of its
+peak (`fp8_factor`).
 
 mxfp8 writes each operand along both axes with a scale for every 32 values; nvfp4 also uses random
 rotations and stochastic rounding, and keeps some layers in bf16 (arXiv 2509.25149). From the same
-recipes for Llama-3 70B in two formats (megatron_bridge_perf.csv): mxfp8 has 0.90 to 1.00 of the speed
-of fp8; nvfp4 has 1.26 times the speed of mxfp8 on GB200 (twice the peak) and 1.50 times on GB300
-(three times the peak). These are two equations for nvfp4's fraction and the share of matmuls in a
-step, 0.59.
+recipes for Llama-3 70B in two formats (megatron_bridge_perf.csv): mxfp8 has 0.90 to 1.00 of the
+speed of fp8; nvfp4 has 1.26 times the speed of mxfp8 on GB200 (twice the peak) and 1.50 times on
+GB300 (three times the peak). These are two equations for nvfp4's fraction and the share of matmuls
+in a step, 0.59.
 """
 
 
 FP32 = 4.0
 BACKWARD_SCORES = 2.5
-"""time of FlashAttention's backward pass relative to its forward pass; it recomputes the scores (Dao,
-arXiv 2307.08691)"""
+"""time of FlashAttention's backward pass relative to its forward pass; it recomputes the scores
+(Dao, arXiv 2307.08691)"""
 HEAD_STEP = 32
 """head dimensions of FlashAttention's kernels are multiples of this"""
 EAGER_SCORES = 2.0
-"""bytes moved per stored score in 16 bits by separate operators, relative to one fused kernel: 24 / 12
-(`score_moved_bytes`)"""
+"""bytes moved per stored score in 16 bits by separate operators, relative to one fused kernel: 24 /
+12 (`score_moved_bytes`)"""
 LINE_ELEMENTS = 64.0
 """16-bit elements of a cache line of 128 bytes"""
 UNALIGNED = 1.4
-"""time of a matmul whose rows are not aligned to cache lines, relative to an aligned one, on Ampere"""
+"""time of a matmul whose rows are not aligned to cache lines, relative to an aligned one, on
+Ampere"""
 LOSS_CHUNKS = 8.0
 """number of chunks of the sequence in a chunked loss (torchtitan's `num_chunks`)"""
 
 
 def peak_of(workload: Workload, precision: str) -> float:
-    """Datasheet peak for a precision, FLOP/s; for a precision that the GPU lacks, that of the next
-    wider one."""
+    """Return the datasheet peak for a precision, FLOP/s; for a precision that the GPU lacks, that
+    of the next wider one."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     while precision not in peaks:
         if precision not in _FALLBACK:
@@ -95,29 +96,29 @@ def peak_of(workload: Workload, precision: str) -> float:
 
 
 def sixteen_bits_peak(workload: Workload) -> float:
-    """Datasheet peak of the work that stays in 16 bits next to fp8 matmuls, FLOP/s: bf16, or fp16
-    on a GPU without bf16 (V100)."""
+    """Return the datasheet peak of the work that stays in 16 bits next to fp8 matmuls, FLOP/s:
+    bf16, or fp16 on a GPU without bf16 (V100)."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     return peak_of(workload, "fp16" if "fp16" in peaks and "bf16" not in peaks else "bf16")
 
 
 def peak_flops_per_s(workload: Workload, table: ConfigTable) -> Column:
-    """Datasheet peak of each row's matmuls, FLOP/s."""
+    """Return the datasheet peak of each row's matmuls, FLOP/s."""
     return np.array([peak_of(workload, p) for p in PRECISIONS])[table.precision]
 
 
 def element_bytes(table: ConfigTable) -> Column:
-    """Bytes of one activation element."""
+    """Return the bytes of one activation element."""
     return np.array([_BYTES[p] for p in PRECISIONS])[table.precision]
 
 
 def sixteen_bits_factor(table: ConfigTable, constants: Calibration) -> Column:
-    """Factor on `matmul_efficiency`: `half_factor` for rows in 16 bits, else 1."""
+    """Return the factor on `matmul_efficiency`: `half_factor` for rows in 16 bits, else 1."""
     return np.where(element_bytes(table) < 4, constants.half_factor, 1.0)
 
 
 def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
-    """Factor on `matmul_efficiency` in each row's precision."""
+    """Return the factor on `matmul_efficiency` in each row's precision."""
     narrow = (
         np.array([NARROW.get(p, 0.0) for p in PRECISIONS])[table.precision] * constants.fp8_factor
     )
@@ -125,15 +126,15 @@ def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
 
 
 def mfu_peak_flops_per_s(workload: Workload, table: ConfigTable, constants: Calibration) -> Column:
-    """The peak for MFU, FLOP/s: the datasheet's, or the speed of large matmuls by the constants if that
-    is higher. The stated peak of a CPU is only an order of magnitude, and a calibration may measure
-    more."""
+    """Return the peak for MFU, FLOP/s: the datasheet's, or the speed of large matmuls by the
+    constants if that is higher. The stated peak of a CPU is only an order of magnitude, and a
+    calibration may measure more."""
     reached = constants.matmul_efficiency * reached_factor(table, constants)
     return peak_flops_per_s(workload, table) * np.maximum(1.0, reached)
 
 
 def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
-    """Whether rows have matmuls in 8 or 4 bits, with casts and scales, shape (N,)."""
+    """Return whether rows have matmuls in 8 or 4 bits, with casts and scales, shape (N,)."""
     narrow = np.zeros(len(table), dtype=bool)
     for precision in NARROW:
         narrow |= table.is_word("precision", precision)
@@ -143,8 +144,8 @@ def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
 def layer_forward_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column, Column]:
-    """Time of one layer's forward pass for one micro-batch, s: (matmuls, attention scores and values,
-    memory-bound work)."""
+    """Return the time of one layer's forward pass for one micro-batch, s: (matmuls, attention
+    scores and values, memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
     peak, half_peak = peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
     sixteen_bits = sixteen_bits_factor(table, constants)
@@ -198,7 +199,8 @@ def layer_forward_s(
 def head_step_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Time of the output projection and the loss for one micro-batch, forward and backward, s."""
+    """Return the time of the output projection and the loss for one micro-batch, forward and
+    backward, s."""
     model = workload.model
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     width = model.vocab_size / cut
@@ -217,7 +219,8 @@ def head_step_s(
 
 
 def is_loss_chunked(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Whether rows compute output projection and loss in chunks of the sequence, shape (N,)."""
+    """Return whether rows compute output projection and loss in chunks of the sequence, shape
+    (N,)."""
     return table.is_word("loss", "chunked") | (
         table.is_word("loss", "own") & (traits.loss == "chunked")
     )
@@ -226,7 +229,7 @@ def is_loss_chunked(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
 def loss_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Time of the loss without the output projection, which is memory-bound, s."""
+    """Return the time of the loss without the output projection, which is memory-bound, s."""
     model, gpu = workload.model, workload.cluster.gpu
     logits = (
         layout.tokens
@@ -238,8 +241,8 @@ def loss_s(
 
 
 def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per logit read and written by the loss, forward and backward, by kind of loss (see
-    `memory/loss.py`). b: bytes of an activation element.
+    """Return the bytes per logit read and written by the loss, forward and backward, by kind of
+    loss (see `memory/loss.py`). b: bytes of an activation element.
 
     full, chunked           cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
     parallel, copied        kernel by kernel: cast (b + 4), maximum (4), subtraction (8), exponential (8), sum (4), division (8); product (8), cast (4 + b)
@@ -260,37 +263,38 @@ def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
 
 
 def padded_head(model: ModelSpec) -> float:
-    """Head dimension in attention's kernels relative to the model's: it is rounded up to a multiple
-    of 32 (flash-attn's `HEADDIM_SWITCH`)."""
+    """Return the head dimension in attention's kernels relative to the model's: it is rounded up to
+    a multiple of 32 (flash-attn's `HEADDIM_SWITCH`)."""
     return math.ceil(model.head_dim / HEAD_STEP) * HEAD_STEP / model.head_dim
 
 
 def keeps_scores(workload: Workload, traits: Traits) -> bool:
-    """Whether attention stores the score matrix in memory; FlashAttention does not."""
+    """Return whether attention stores the score matrix in memory; FlashAttention does not."""
     return workload.unfused_attention or (
         traits.flash_needs_bf16 and "bf16" not in workload.cluster.gpu.peak_flops_per_s
     )
 
 
 def score_moved_bytes(table: ConfigTable, constants: Calibration, traits: Traits) -> Column:
-    """Bytes read and written per stored score in one pass. Without fused kernels or compilation, each
-    operator is a separate kernel, and the softmax is in fp32 (attention of transformers and nanoGPT):
-    written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read 2."""
+    """Return the bytes read and written per stored score in one pass. Without fused kernels or
+    compilation, each operator is a separate kernel, and the softmax is in fp32 (attention of
+    transformers and nanoGPT): written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read
+    2."""
     size = element_bytes(table)
     eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & (size < FP32)
     return np.asarray(constants.score_bytes * size / 2.0 * np.where(eager, EAGER_SCORES, 1.0))
 
 
 def loads_by_lines(workload: Workload) -> bool:
-    """Whether matmuls load rows by cache lines: on NVIDIA's Ampere, the generation with tf32 but without
-    fp8. Hopper and later copy whole tiles, in units of 16 bytes."""
+    """Return whether matmuls load rows by cache lines: on NVIDIA's Ampere, the generation with tf32
+    but without fp8. Hopper and later copy whole tiles, in units of 16 bytes."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     return "tf32" in peaks and "fp8" not in peaks
 
 
 def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Host time to launch one layer's forward and backward pass for one micro-batch, without the
-    additional time for experts, s."""
+    """Return the host time to launch one layer's forward and backward pass for one micro-batch,
+    without the additional time for experts, s."""
     both = (layout.tp > 1) & (layout.pp > layout.stages_per_domain)
     waits = layout.tp * (1.0 + np.log2(layout.tp_group.domains))
     kernel_by_kernel = constants.layer_host_s + np.where(
@@ -304,21 +308,21 @@ def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> 
 
 
 def smooth_maximum(kernels: Column, host: Column) -> Column:
-    """A smooth maximum of the time of kernels and the host time to launch them: if both are similar,
-    each delays the other."""
+    """Return a smooth maximum of the time of kernels and the host time to launch them: if both are
+    similar, each delays the other."""
     return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
 
 
 GRAPH_LAUNCH_S = 10e-6
-"""host time to launch a CUDA graph of a layer's forward or backward pass, including copies of inputs, s
-(NVIDIA, "Constant time launch for straight-line CUDA graphs", 2024: 2.5 us and 1 ns per node for
-the launch itself)"""
+"""host time to launch a CUDA graph of a layer's forward or backward pass, including copies of
+inputs, s (NVIDIA, "Constant time launch for straight-line CUDA graphs", 2024: 2.5 us and 1 ns per
+node for the launch itself)"""
 CORNER = 4.0
 """exponent p of the p-norm that is used as a smooth maximum of two concurrent times (infinity: the
 maximum)"""
 
 
 def exposed(traffic: Column, cover: Column, overlap: float | Column) -> Column:
-    """The part of `traffic` that is not hidden, s, if a fraction `overlap` of it can run concurrently
-    with kernels that take `cover` seconds."""
+    """Return the part of `traffic` that is not hidden, s, if a fraction `overlap` of it can run
+    concurrently with kernels that take `cover` seconds."""
     return (1.0 - overlap) * traffic + overlap * (smooth_maximum(traffic, cover) - cover)

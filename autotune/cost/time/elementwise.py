@@ -46,7 +46,7 @@ class MovedElements:
 
     @property
     def total(self) -> Column:
-        """All of them."""
+        """Elements of all kernels together."""
         return self.norms + self.residuals + self.attention + self.mlp
 
 
@@ -58,8 +58,8 @@ def moved_elements(
     *,
     is_wide: NDArray[np.bool_] | bool = False,
 ) -> MovedElements:
-    """What the memory-bound kernels of one layer read and write, for every row. `is_wide`: what
-    flows between the layers is in fp32."""
+    """Return the elements that the memory-bound kernels of one layer read and write, for every row.
+    `is_wide`: whether the residual stream is in fp32."""
     compiled = np.asarray(table.compile, dtype=bool)
     eager = ~compiled & (model.gated_mlp and not traits.fused) & ~is_liger(table, traits)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
@@ -83,15 +83,16 @@ def moved_elements(
 
 
 def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Rows that train by Liger's kernels: norm, rotary embedding, gated activation and loss are one
-    kernel each."""
+    """Return whether each row uses Liger's kernels: norm, rotary embedding, gated activation and
+    loss are one kernel each."""
     return table.is_word("loss", "fused") & traits.liger
 
 
 def has_wide_stream(workload: Workload, table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
-    """Rows in which the residual stream is in fp32, as with 4-bit weights and PEFT (`trainable.py`),
-    unless the program does not cast (`Peft.upcast`). By default, weights that ZeRO-3 shards are not
-    cast: they are loaded on the host, where TRL and axolotl do not change them."""
+    """Return whether the residual stream of each row is in fp32, as with 4-bit weights and PEFT
+    (`trainable.py`), unless the program does not cast (`Peft.upcast`). By default, weights that
+    ZeRO-3 shards are not cast: they are loaded on the host, where TRL and axolotl do not change
+    them."""
     peft = workload.peft
     if peft is None or peft.method != "qlora" or not has_library(workload, traits):
         return np.zeros(len(table), dtype=bool)
@@ -101,5 +102,5 @@ def has_wide_stream(workload: Workload, table: ConfigTable, traits: Traits) -> N
 
 
 def has_library(workload: Workload, traits: Traits) -> bool:
-    """Whether adapters are those of Hugging Face's PEFT."""
+    """Return whether adapters are those of Hugging Face's PEFT."""
     return traits.peft or (workload.peft is not None and workload.peft.library == "peft")

@@ -1,17 +1,18 @@
-"""Experts: how tokens reach them and come back, and what they cost beside their matmuls.
+"""Time of a layer with experts, except their matmuls: dispatch of tokens, sorting, routing and
+launches.
 
     t tokens of a rank   h hidden   b bytes of an element   E experts, of which a token visits k   p = ep ranks, E/p experts on each
     d domains that the group spans (nodes, or racks that one NVLink switch joins), g = p/d ranks in each
 
-How often a token's h*b bytes travel in a forward pass, there and back again (`dispatcher`):
+How often a token's h*b bytes are sent in a forward pass, in each direction (`dispatcher`):
 
     alltoall    once for each expert that it visits: k times (Lepikhin et al., arXiv 2006.16668, section 3.2)
     allgather   to all p ranks, by one all-gather; outputs come back by one reduce-scatter
     flex        once to each domain and once to each rank that holds any of its experts (DeepEP: arXiv 2412.19437, section 3.2.2; Hybrid-EP).
                 Of n places a token visits n * (1 - (1 - 1/n)^k), when its experts are drawn independently
 
-`dispatch_efficiency` is what these kernels reach of the link inside a domain, `inter_efficiency` of
-the link between domains. Published (deepseek-ai/DeepEP: README.md, docs/legacy.md,
+`dispatch_efficiency` is the achieved fraction of the link's bandwidth inside a domain,
+`inter_efficiency` between domains. Published (deepseek-ai/DeepEP: README.md, docs/legacy.md,
 docs/README_Hybrid-EP.md; tokens of width 7,168 to 8 experts in bf16): 0.5 to 0.7 of NVLink on B200
 and GB200, 0.96 on H800; 0.73 to 0.87 of InfiniBand between 2 to 8 nodes. With `ep_overlap` another
 micro-batch computes meanwhile (arXiv 2412.19437, section 3.2.1).
@@ -54,26 +55,26 @@ all but the router and what precedes the dispatch, because the shapes behind it 
 
 
 def expert_tokens(layout: Layout) -> Column:
-    """Tokens of one micro-batch that a rank sends to the experts; the ranks of a tensor-parallel
-    group share theirs."""
+    """Return the tokens of one micro-batch that a rank sends to the experts; the ranks of a
+    tensor-parallel group share theirs."""
     return layout.tokens / layout.tp
 
 
 def expert_rows(model: ModelSpec, layout: Layout) -> Column:
-    """Rows of one micro-batch in the matmuls of all experts of a rank; the ranks that cut an expert
-    compute the same rows."""
+    """Return the rows of one micro-batch in the matmuls of all experts of a rank; the ranks that
+    cut an expert compute the same rows."""
     return expert_tokens(layout) * layout.expert_tp * model.experts_per_token
 
 
 def whole_expert_share(model: ModelSpec, layout: Layout) -> Column:
-    """Share of the layers whose MLP has no tensor-parallel collective: all their experts are whole,
-    and get each rank's own tokens from the dispatcher."""
+    """Return the share of the layers whose MLP has no tensor-parallel collective: all their experts
+    are whole, and get each rank's own tokens from the dispatcher."""
     share = 0.0 if model.shared_ffn_hidden_size else model.expert_share
     return np.where(layout.expert_tp > 1, 0.0, share)
 
 
 def rows_per_expert(model: ModelSpec, layout: Layout) -> Column:
-    """Rows of one micro-batch in the matmuls of one expert."""
+    """Return the rows of one micro-batch in the matmuls of one expert."""
     return np.maximum(expert_rows(model, layout) * layout.ep / max(model.num_experts, 1), 1.0)
 
 
@@ -86,8 +87,8 @@ def expert_layer_s(
     again: Column,
     element_bytes: Column,
 ) -> Column:
-    """Seconds of sending tokens to the experts and back in one layer for one micro-batch, as if
-    nothing hid it; `again`: share of the forward pass that is computed again."""
+    """Return the seconds to send the tokens of one micro-batch to the experts of one layer and
+    back, without overlap. `again`: repeated share of the forward pass."""
     model, cluster, group = workload.model, workload.cluster, layout.ep_group
     # ranks that cut an expert need all of its tokens, so each sends them all
     sent = expert_tokens(layout) * layout.expert_tp
@@ -117,16 +118,16 @@ def expert_layer_s(
 
 
 def _visited(places: Column, k: float) -> Column:
-    """Places among `places` equal ones that a token with `k` independent choices visits, on
-    average."""
+    """Return the mean number of distinct places that a token visits with `k` independent choices
+    among `places` equal ones."""
     return places * (1.0 - (1.0 - 1.0 / places) ** k)
 
 
 def _both_s(
     group: Group, inside: Column, outside: Column, cluster: ClusterSpec, constants: Calibration
 ) -> Column:
-    """Seconds to send `inside` bytes to ranks of the domain and `outside` bytes beyond it, each by
-    its own link at the same time."""
+    """Return the seconds to send `inside` bytes to ranks of the domain and `outside` bytes beyond
+    it, each by its own link at the same time."""
     fast = inside / (cluster.intra_node.bytes_per_s * constants.dispatch_efficiency)
     slow = outside / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
     latency = np.where(
@@ -138,8 +139,8 @@ def _both_s(
 def expert_moved_bytes(
     model: ModelSpec, table: ConfigTable, layout: Layout, element_bytes: Column
 ) -> Column:
-    """Bytes read and written beside the matmuls in one layer's forward pass for one micro-batch:
-    sorted tokens and the router's scores.
+    """Return the bytes read and written beside the matmuls in one layer's forward pass for one
+    micro-batch: sorted tokens and the router's scores.
 
     A sort moves as much in the backward pass as in the forward pass, while two forward passes are
     counted for it: hence two thirds.
@@ -156,9 +157,9 @@ def expert_moved_bytes(
 
 
 def gradient_bytes(model: ModelSpec, layout: Layout, traits: Traits) -> Column:
-    """Bytes of adding one micro-batch's weight gradients of one layer's experts to those of the
-    step: a read and a write, of which the write of a result in 16 bits is part of the matmul
-    (`half_size`)."""
+    """Return the bytes moved to add one micro-batch's weight gradients of one layer's experts to
+    those of the step: a read and a write, without the write of a 16-bit result, which is part of
+    the matmul (`half_size`)."""
     weights = (
         model.num_experts
         * model.mlp_parameters
@@ -169,7 +170,7 @@ def gradient_bytes(model: ModelSpec, layout: Layout, traits: Traits) -> Column:
 
 
 def expert_host_s(model: ModelSpec, table: ConfigTable, constants: Calibration) -> Column:
-    """Seconds of the host to launch the router, the dispatcher and the experts of one layer,
+    """Return the host time, s, to launch the router, the dispatcher and the experts of one layer,
     forward and backward, for one micro-batch."""
     launched = np.where(table.is_word("cuda_graph", "layers"), OUTSIDE_LAYER_GRAPHS, 1.0)
     launched = np.where(table.is_word("cuda_graph", "step"), 0.0, launched)

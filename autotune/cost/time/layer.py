@@ -1,11 +1,11 @@
-"""One layer and micro-batch on one rank: its kernels, its communication that is not hidden, and the
-host that launches both.
+"""Time of one layer for one micro-batch on one rank: its kernels, its exposed communication, and
+the host time to launch both.
 
-How often the host launches: its time for one layer and micro-batch, in units of a plain layer's
-forward and backward pass (`layer_host_s`).
+Additional host time for one layer and micro-batch, in units of a plain layer's forward and backward
+pass (`layer_host_s`):
 
-    adapters     beside each matrix dropout, two products, a scaling and a sum, and their gradients (`ADAPTER`); with 4-bit weights their unpacking (`UNPACKING`)
-    recompute    a repeated forward pass, and what the checkpoint itself does: saved tensors, hooks, states of random generators (`Traits.checkpoint_host`)
+    adapters     for each matrix dropout, two products, a scaling and a sum, and their gradients (`ADAPTER`); with 4-bit weights their unpacking (`UNPACKING`)
+    recompute    a repeated forward pass, and the overhead of the checkpoint: saved tensors, hooks, states of random generators (`Traits.checkpoint_host`)
     ZeRO-3       hooks before and after every module, which gather and release its weights one by one (`Traits.shard_hooks`: DeepSpeed)
 
 Measured on one CPU core with layers of Llama's form so narrow that nothing but the host counts
@@ -47,9 +47,9 @@ from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, ModelSpec, Workload
 
 ADAPTER = 0.09
-"""for one adapter"""
+"""host time of one adapter, in the units above"""
 UNPACKING = 0.19
-"""to unpack one matrix of 4 bits, forward and backward"""
+"""host time to unpack one 4-bit matrix, forward and backward, in the units above"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +57,21 @@ class LayerTime:
     """Seconds of one layer's forward and backward pass for one micro-batch, by cause."""
 
     compute: Column
-    """all but communication"""
+    """everything except communication"""
     tensor: Column
     context: Column
     expert: Column
 
     @property
     def total(self) -> Column:
-        """Of all causes."""
+        """Seconds of all causes together."""
         return self.compute + self.tensor + self.context + self.expert
 
 
 def layer_time(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> LayerTime:
-    """The time of one layer in every row.
+    """Return the time of one layer in every row.
 
     The host launches both kernels and collectives, so a layer takes at least the time that the host
     needs to launch it.
@@ -123,7 +123,7 @@ def layer_time(
 def launches_of_layer(
     workload: Workload, layout: Layout, traits: Traits, again: Repeated
 ) -> Column:
-    """Host time of one layer as a multiple of a plain one's."""
+    """Return the host time of one layer as a multiple of a plain layer's, shape (N,)."""
     beside = 0.0
     if workload.peft is not None:
         adapted = _matrices(workload.model, every=workload.peft.targets == "all")
@@ -140,8 +140,8 @@ def launches_of_layer(
 def _products_s(
     workload: Workload, layout: Layout, constants: Calibration, matmuls: Column, again: Repeated
 ) -> Column:
-    """Seconds of all matrix products of the layer's weights, with adapters and the unpacking of
-    4-bit weights. `matmuls`: of one forward pass."""
+    """Return the seconds of all matrix products of the layer's weights, with adapters and the
+    unpacking of 4-bit weights. `matmuls`: of one forward pass."""
     # gradients of inputs and of weights; frozen weights have no gradients of their own
     backward_matmuls = 2.0 if workload.peft is None else 1.0
     passes = 1.0 + backward_matmuls + again.matmuls
@@ -153,7 +153,7 @@ def _products_s(
 
 
 def _matrices(model: ModelSpec, *, every: bool) -> float:
-    """Weight matrices of one layer as libraries hold them."""
+    """Return the weight matrices of one layer as libraries store them."""
     return sum(
         apart(model, m.part) * m.share
         for m in layer_matmuls(model)
@@ -164,7 +164,8 @@ def _matrices(model: ModelSpec, *, every: bool) -> float:
 def _activations_away(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Seconds of copies of one layer's activations to the host and back, for one micro-batch."""
+    """Return the seconds of copies of one layer's activations to the host and back, for one
+    micro-batch."""
     away = is_offloaded(table, "activations")
     if not away.any():
         return np.zeros_like(layout.tp)

@@ -20,8 +20,8 @@ gradients are matmuls of the same size"""
 
 
 def bubble_time_s(table: ConfigTable, layout: Layout, others: Column) -> Column:
-    """Seconds that the slowest rank waits; `others`: time of one micro-batch on all other ranks
-    together.
+    """Return the seconds that the slowest rank waits; `others`: time of one micro-batch on all
+    other ranks together.
 
     Agrees with the schedules of torch.distributed.pipelining when m is a multiple of p. Otherwise
     interleaved schedules wait longer, which is neglected.
@@ -32,8 +32,8 @@ def bubble_time_s(table: ConfigTable, layout: Layout, others: Column) -> Column:
 
 
 def in_flight(table: ConfigTable, layout: Layout, rank: Column) -> Column:
-    """Greatest number of micro-batches whose activations `rank` holds; a fraction stands for a
-    micro-batch on some of its stages.
+    """Return the greatest number of micro-batches whose activations `rank` holds; a fraction stands
+    for a micro-batch on some of its stages.
 
     gpipe: all m. 1f1b: p - rank. Interleaved: the warm-up holds (v-1)*p + 2*(p-1-rank) + 1 stage
     inputs of 1/v of a rank each. Zero bubble: p, because activations are kept until their weight

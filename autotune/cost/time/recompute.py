@@ -1,4 +1,5 @@
-"""Recomputation: what is computed again, by trainer; `activations.py` has what is kept instead.
+"""Recomputation: the work that is repeated, by trainer; `activations.py` computes the activations
+kept.
 
     full         every layer is computed again from its input (Chen et al., arXiv 1604.06174)
     selective    depends on the trainer (`Traits.selective`):
@@ -10,10 +11,10 @@
     mlp          the MLP, or the experts with their dispatch (`mlp` and `moe`)
 
 Under torch.compile a budget of b percent of the saved activations is kept instead
-(`torch._functorch.config.activation_memory_budget`). The compiler drops first what costs least to
-compute again per byte: outputs of norms and of the activation function, then those of matmuls by
-their FLOPs per element, attention last where the sequence is long. 0 percent keeps the input of
-each layer alone.
+(`torch._functorch.config.activation_memory_budget`). The compiler first drops the tensors that are
+cheapest to recompute per byte: outputs of norms and of the activation function, then those of
+matmuls by their FLOPs per element, and attention last if the sequence is long. 0 percent keeps only
+the input of each layer.
 
 torch's checkpoint stops as soon as the last saved tensor is restored (`set_checkpoint_early_stop`):
 the MLP's down projection and the collective behind it are not repeated, unless the outputs of
@@ -35,12 +36,12 @@ from autotune.cost.traits import Traits
 from autotune.spec import KNOBS, ConfigTable, ModelSpec
 
 BUDGETS: tuple[int, ...] = KNOBS["activation_budget"].values
-"""percent of the saved activations that the compiler may keep, by the index in a table's column"""
+"""percent of the saved activations that the compiler may keep, by index in a table's column"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """Shares of a layer's forward pass that its backward pass computes again, for every row."""
+    """Shares of a layer's forward pass that its backward pass repeats, shape (N,) each."""
 
     matmuls: Column
     scores: Column
@@ -49,14 +50,14 @@ class Repeated:
     collectives: Column
     """of tensor parallelism"""
     dispatches: Column
-    """of tokens to their experts and back"""
+    """transfers of tokens to their experts and back"""
 
 
 def repeated(
     model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float | Column
 ) -> Repeated:
-    """The shares that are computed again; `seq_len`: tokens per sequence that attend to one
-    another, the same for all rows or of each."""
+    """Return the repeated shares of every row. `seq_len`: tokens per sequence that attend to each
+    other, one number or one per row."""
     work = _Work.of(model)
     stops = traits.stops_early and not model.num_experts
     behind = np.where(layout.sequence_parallel, 0.25, 0.5)
@@ -102,7 +103,7 @@ def _shares(
     collectives: float | Column = 0.0,
     dispatches: float | Column = 0.0,
 ) -> dict[str, Any]:
-    """What one way to recompute repeats, by the names of `Repeated`."""
+    """Return the shares that one recomputation mode repeats, by the field names of `Repeated`."""
     return {
         "matmuls": matmuls,
         "scores": scores,
@@ -125,7 +126,7 @@ class _Work:
 
     @classmethod
     def of(cls, model: ModelSpec) -> _Work:
-        """By the shapes of a layer."""
+        """Compute the work from the shapes of a layer."""
         found = dict.fromkeys((field.name for field in fields(cls)), 0.0)
         for matmul in layer_matmuls(model):
             found[matmul.part] += weighed(model, matmul)
@@ -140,8 +141,8 @@ class _Work:
 
 
 def _selective(model: ModelSpec, traits: Traits, work: _Work, gather: Column) -> dict[str, Any]:
-    """What the trainer's selective recomputation repeats. `gather`: share of one gather among the
-    collectives."""
+    """Return the shares that the trainer's selective recomputation repeats. `gather`: share of one
+    gather in the collectives."""
     if traits.selective == "scores":
         return _shares(0.0, scores=1.0)
     if traits.selective == "attention":  # its gathered input is what is kept
@@ -154,14 +155,14 @@ def _selective(model: ModelSpec, traits: Traits, work: _Work, gather: Column) ->
 
 
 def _mlp_rings(model: ModelSpec, layout: Layout) -> Column:
-    """Share of the MLP in the collectives of tensor parallelism."""
+    """Return the share of the MLP in the collectives of tensor parallelism."""
     ringless = whole_expert_share(model, layout)
     return (2.0 - 2.0 * ringless) / (4.0 - 2.0 * ringless)
 
 
 def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> NDArray[np.float64]:
-    """Shares of (matmuls, scores, memory-bound work) that are computed again under each row's
-    budget, shape (3, N)."""
+    """Return the shares of (matmuls, scores, memory-bound work) that are computed again under each
+    row's budget, shape (3, N)."""
     if not isinstance(seq_len, np.ndarray):
         return _by_budget(model, seq_len)[:, table.activation_budget]
     lengths, of_row = np.unique(seq_len, return_inverse=True)
@@ -170,8 +171,8 @@ def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> N
 
 
 def _by_budget(model: ModelSpec, seq_len: float) -> NDArray[np.float64]:
-    """Shares of (matmuls, scores, memory-bound work) that are computed again, by the index of the
-    budget, shape (3, number of budgets)."""
+    """Return the shares of (matmuls, scores, memory-bound work) that are computed again, by the
+    index of the budget, shape (3, number of budgets)."""
     h, f = float(model.hidden_size), float(model.active_ffn_width)
     q, kv = (
         float(model.num_attention_heads * model.head_dim),

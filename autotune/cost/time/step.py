@@ -30,13 +30,13 @@ class SlowestRank:
     """The rank of the pipeline that is slowest for one micro-batch."""
 
     layers: Column
-    """that it has"""
+    """number of its layers"""
     head_s: Column
-    """seconds of the output projection and the loss, where it has them"""
+    """seconds of the output projection and the loss; 0 on a rank without them"""
     micro_batch_s: Column
-    """its seconds for one micro-batch, forward and backward"""
+    """seconds for one micro-batch, forward and backward"""
     others_s: Column
-    """those of all other ranks together, which only add to the bubble"""
+    """seconds for one micro-batch of all other ranks together, which only add to the bubble"""
 
 
 def time_parts(
@@ -47,7 +47,7 @@ def time_parts(
     constants: Calibration,
     traits: Traits,
 ) -> TimeParts:
-    """Seconds of one step by cause, of every row.
+    """Return the seconds of one step by cause, for every row.
 
     Work per micro-batch is counted on the rank that is slowest for one micro-batch; the other ranks
     only add to the bubble.
@@ -129,7 +129,7 @@ def _sends_s(
     traits: Traits,
     micro_batch_s: Column,
 ) -> Column:
-    """Seconds of sends between the stages of a pipeline that are not hidden."""
+    """Return the seconds of sends between the stages of a pipeline that are not hidden."""
     m = layout.accumulation
     shared = layout.sequence_parallel | traits.scattered_sends
     sent = (
@@ -153,8 +153,8 @@ def _sends_s(
 def _weights_of_a_rank(
     workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, traits: Traits
 ) -> tuple[RankWeights, Column]:
-    """Weights of the rank with the most layers; of the trained ones, how many are of embedding and
-    output projection."""
+    """Return (the weights of the rank with the most layers, its trained weights in the embedding
+    and the output projection, 0 with adapters)."""
     model = workload.model
     dense, experts = layer_weights(model, layout)
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
@@ -179,8 +179,8 @@ def _gradient_sums_s(
     traits: Traits,
     weights: RankWeights,
 ) -> Column:
-    """Seconds in which a micro-batch's gradients are added to whole ones: by autograd, where
-    weights are sharded and gradients are not."""
+    """Return the seconds per step in which autograd adds gradients of micro-batches to unsharded
+    ones; zero unless weights are sharded and gradients are not."""
     sums = (layout.zero == 3) & ~cuts_gradients(layout, traits)
     if not sums.any():
         return np.zeros_like(layout.tp)

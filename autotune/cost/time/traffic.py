@@ -60,8 +60,8 @@ from autotune.spec import ConfigTable, Workload
 def tensor_layer_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, again: Column
 ) -> Column:
-    """Seconds of tensor-parallel collectives in one layer for one micro-batch; `again`: share of
-    the forward pass that is computed again."""
+    """Return the seconds of tensor-parallel collectives in one layer for one micro-batch; `again`:
+    share of the forward pass that is computed again."""
     model = workload.model
     moved = layout.tokens * model.hidden_size * element_bytes(table)
     cut = np.where(layout.expert_tp > 1, model.expert_share, 0.0)
@@ -81,8 +81,8 @@ def tensor_rings_s(
     rings: float | Column,
     whole_bytes: Column,
 ) -> Column:
-    """Seconds of so many rings over the tensor-parallel ranks; `whole_bytes`: of their whole
-    tensors, together."""
+    """Return the seconds of `rings` ring collectives over the tensor-parallel ranks. `whole_bytes`:
+    total bytes of their gathered tensors."""
     group, cluster = layout.tp_group, workload.cluster
     latency = ring_latency_s(group, cluster, constants) + constants.tensor_hop_s * (
         group.domains - 1.0
@@ -94,11 +94,12 @@ def tensor_rings_s(
 def hidden_rings_s(
     workload: Workload, layout: Layout, tensor: Column, again: Column, forward_matmuls: Column
 ) -> Column:
-    """Seconds of a dense layer's tensor-parallel collectives that run beside matrix products, for
-    trainers that start them early under sequence parallelism (`Traits.async_linear`). In the
-    backward pass of the first matrices of attention and MLP the gradient of the input is scattered
-    while that of the weight is computed. The inputs are gathered once more, beside the gradient of
-    the input: what of that is not hidden counts against it, so the result may be negative.
+    """Return the seconds of a dense layer's tensor-parallel collectives that are hidden behind
+    matrix products, for trainers that start them early under sequence parallelism
+    (`Traits.async_linear`). In the backward pass of the first matrices of attention and MLP the
+    gradient of the input is scattered while that of the weight is computed. The inputs are gathered
+    once more during the gradient of the input; the part of that which is not hidden is subtracted,
+    so the result may be negative.
 
     `tensor`: seconds of all collectives, `again`: share of the forward pass's that is repeated,
     `forward_matmuls`: seconds of the layer's products, forward.
@@ -120,8 +121,8 @@ def context_s(
     again: Column,
     scores: Column,
 ) -> Column:
-    """Seconds of context parallelism in one layer for one micro-batch, forward and backward, that
-    are not hidden.
+    """Return the seconds of context parallelism in one layer for one micro-batch, forward and
+    backward, that are not hidden.
 
     `again`: share of attention that is computed again; `scores`: seconds of attention, behind which
     a ring hides.
@@ -160,7 +161,8 @@ def context_s(
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """Weights of a rank whose gradients are reduced, and those that are gathered beside them."""
+    """Weights of a rank: trained ones, whose gradients are reduced, and frozen ones, which are only
+    gathered."""
 
     layers: Column
     """layers on the rank"""
@@ -169,9 +171,9 @@ class RankWeights:
     experts: Column
     """trained weights of its experts"""
     frozen_dense_bytes: Column
-    """bytes of weights that adapters leave as they are, without its experts"""
+    """bytes of frozen weights without its experts"""
     frozen_experts_bytes: Column
-    """the same of its experts"""
+    """bytes of frozen weights of its experts"""
 
 
 def data_step_s(
@@ -182,8 +184,8 @@ def data_step_s(
     traits: Traits,
     weights: RankWeights,
 ) -> tuple[Column, Column, Column]:
-    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch, of a micro-batch
-    what nothing runs beside)."""
+    """Return the seconds of a rank's data-parallel traffic: (once per step, per micro-batch, part
+    of a micro-batch's traffic that cannot overlap with compute)."""
     cluster = workload.cluster
     size = element_bytes(table)
     reduce_bytes = reduction_bytes(workload, table, traits)
@@ -191,7 +193,8 @@ def data_step_s(
     expert_shards = layout.expert_shard_group
 
     def ring(dense: Column, experts: Column) -> Column:
-        """One reduce-scatter or all-gather of so many bytes inside a copy."""
+        """Return the seconds of one reduce-scatter or all-gather of these bytes inside a
+        replica."""
         shared = ring_bytes_s(shards, dense, cluster, constants)
         return shared + ring_bytes_s(expert_shards, experts, cluster, constants)
 
@@ -243,8 +246,8 @@ def ring_scores_s(
     scores: Column,
     again: Column,
 ) -> Column:
-    """Seconds of one layer's attention for one micro-batch under a ring, from those of the same
-    work in one kernel.
+    """Return the seconds of one layer's attention for one micro-batch under a ring, from those of
+    the same work in one kernel.
 
     `scores`: forward and backward; `again`: share of the forward pass that is computed again.
     """
@@ -268,8 +271,8 @@ def ring_scores_s(
 
 
 def shorter_kernels(length: float, ranks: Column) -> Column:
-    """How much longer kernels over chunks of length / (2 * ranks) take than one over the whole
-    length."""
+    """Return how much longer kernels over chunks of length / (2 * ranks) take than one over the
+    whole length."""
     return np.asarray(
         (1.0 + HALF_SPEED_KEYS * 2.0 * ranks / length) / (1.0 + HALF_SPEED_KEYS / length)
     )

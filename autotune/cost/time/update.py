@@ -52,7 +52,7 @@ def update_s(
     weights: RankWeights,
     ends: Column,
 ) -> Column:
-    """Seconds of the update of a rank's weights, of which `ends` belong to embedding and output
+    """Return the seconds to update a rank's weights. `ends`: those in the embedding and the output
     projection."""
     gpu = workload.cluster.gpu
     shards = np.where(layout.zero >= 1, layout.shard_group.size, 1.0)
@@ -78,8 +78,9 @@ def update_bytes(
     *,
     foreach: bool = False,
 ) -> Column:
-    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of
-    embedding and output projection, `is_pure`: `all_in_bf16`."""
+    """Return the bytes that the update of a rank's weights moves. `inner`: weights of layers;
+    `edges`: weights of the embedding and the output projection; `is_pure`: result of
+    `all_in_bf16`."""
     each = UPDATE_BYTES | ({"adamw": FOREACH_BYTES} if foreach else {})
     outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
     moved = inner * each[workload.optimizer] + edges * each[outside]
@@ -94,7 +95,7 @@ def update_bytes(
 def orthogonal_s(
     workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column
 ) -> Column:
-    """Seconds of Muon's Newton-Schulz steps on a rank; zero for other optimizers."""
+    """Return the seconds of Muon's Newton-Schulz steps on a rank; zero for other optimizers."""
     if workload.optimizer != "muon":
         return np.zeros_like(layout.tp)
     flops = sum(
@@ -108,7 +109,7 @@ def orthogonal_s(
 
 
 def _newton_schulz_flops(workload: Workload, layout: Layout, matrix: Matmul) -> Column:
-    """Of one weight matrix of a layer, of all its experts on the rank."""
+    """Return the FLOPs for one weight matrix of a layer, or of all its experts on the rank."""
     cut = layout.expert_tp if matrix.expert else layout.tp
     n = matrix.n / (cut if matrix.cut == "n" else 1.0)
     k = matrix.k / (cut if matrix.cut == "k" else 1.0)
