@@ -34,7 +34,7 @@ AXES = {
 
 
 def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """A rank, or all ranks of a node, computes longer than the others."""
+    """Yield a finding if a rank, or all ranks of a node, computes longer than the others."""
     if len(steps.ranks) < 2:
         return
     compute = (
@@ -93,7 +93,8 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """The ranks do unequal amounts of work in a step, and the slowest rank changes."""
+    """Yield a finding if the ranks do unequal amounts of work in a step and the slowest rank
+    changes."""
     if len(steps.ranks) < 2:
         return
     compute = np.maximum(
@@ -142,7 +143,7 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """All ranks wait for collectives longer than in a healthy run."""
+    """Yield a finding if all ranks wait for collectives longer than in a healthy run."""
     if not steps.is_together or not steps.ranks:
         return
     waits = steps.shared_wait
@@ -195,8 +196,8 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def communication_due(evidence: Evidence) -> float:
-    """The share of the step that communication takes in a healthy run: from a calibrated prediction,
-    with a margin, or `COMMUNICATION`."""
+    """Return the share of the step that communication takes in a healthy run: from a calibrated
+    prediction, with a margin, or else `COMMUNICATION`."""
     predicted = evidence.predicted_parts_s
     if not (evidence.is_measured_here and predicted and evidence.predicted_s):
         return COMMUNICATION
@@ -205,8 +206,8 @@ def communication_due(evidence: Evidence) -> float:
 
 
 def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
-    """Candidates for slowness, as (indices of ranks, name of the node or ""): if there are several
-    nodes, each node with several ranks, slowest first; then the slowest single rank."""
+    """Yield candidates for slowness, as (indices of ranks, name of the node or ""): if there are
+    several nodes, each node with several ranks, slowest first; then the slowest single rank."""
     by_node: dict[str, list[int]] = {}
     for at, rank in enumerate(steps.ranks):
         by_node.setdefault(rank.node, []).append(at)
@@ -221,7 +222,7 @@ def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
 
 
 def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
-    """Sentences on what may slow the ranks of the group: quotas, cores, clocks, more work."""
+    """Yield sentences on what may slow the ranks of the group: quotas, cores, clocks, more work."""
     ranks = [steps.ranks[at] for at in group]
     others = [rank for at, rank in enumerate(steps.ranks) if at not in group]
     elapsed_s = max(ranks[0].elapsed_s, 1e-9)
@@ -242,15 +243,16 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
 
 
 def _computes_more(steps: Steps, group: Sequence[int]) -> float:
-    """Processor time of the first rank's forward and backward passes, divided by the median of the
-    ranks outside the group."""
+    """Return the processor time of the first rank's forward and backward passes, divided by the
+    median of the ranks outside the group."""
     busy = (steps.busy["forward"] + steps.busy["backward"]).mean(axis=1)
     rest = np.delete(busy, list(group))
     return float(busy[group[0]] / max(float(np.median(rest)), 1e-12)) if len(rest) else 1.0
 
 
 def _tokens(steps: Steps) -> Series | None:
-    """Tokens or sequences, shape (ranks, steps); None if not known for all steps."""
+    """Return the tokens or sequences per step, shape (ranks, steps); None if not known for all
+    steps."""
     if not all(len(rank.tokens) >= steps.count for rank in steps.ranks):
         return None
     tokens = np.array([rank.tokens[-steps.count :] for rank in steps.ranks])
@@ -258,7 +260,7 @@ def _tokens(steps: Steps) -> Series | None:
 
 
 def _tokens_explain(steps: Steps, group: Sequence[int]) -> bool:
-    """Whether each rank of the group has clearly more tokens than any other rank."""
+    """Return whether each rank of the group has clearly more tokens than any other rank."""
     tokens = _tokens(steps)
     if tokens is None:
         return False
@@ -305,7 +307,8 @@ def _has_experts(evidence: Evidence) -> bool:
 
 
 def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
-    """The mesh axis whose collectives are waited for, and their name in words."""
+    """Return the mesh axis whose collectives the ranks wait for, and the name of the
+    collectives."""
     degrees = {name: int(value) for name, value in (evidence.facts.get("degrees") or {}).items()}
     for axis, name in (
         ("tp", "tensor-parallel collectives"),
@@ -334,8 +337,8 @@ def _slowest_links(steps: Steps) -> list[Link]:
 
 
 def _moved_inside(steps: Steps) -> list[str]:
-    """A sentence on the PCIe and NVLink traffic of the GPU with the most PCIe traffic; empty if the
-    driver does not report it."""
+    """Return a sentence on the PCIe and NVLink traffic of the GPU with the most PCIe traffic; empty
+    if the driver does not report it."""
     known = [rank for rank in steps.ranks if "pcie_bytes_per_s" in rank.gpu]
     if not known:
         return []
@@ -362,8 +365,8 @@ def _link_text(link: Link) -> str:
 
 
 def _slow_link(steps: Steps) -> str | None:
-    """The node whose links are slower than those of the other nodes by `STANDS_OUT`, or None. With
-    two nodes, the two directions of their link are compared."""
+    """Return the node whose links are slower than those of the other nodes by `STANDS_OUT`, or
+    None. With two nodes, the two directions of their link are compared."""
     node_of = {link.local: rank.node for rank in steps.ranks for link in rank.links}
     speeds: dict[tuple[str, str], float] = {}
     for rank in steps.ranks:

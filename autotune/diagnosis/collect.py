@@ -64,8 +64,8 @@ class Reports:
                     }
 
     def evidence(self, **known: Any) -> Evidence | None:
-        """The evidence from all reports so far; None without any step. `known`: further fields of
-        `Evidence`, which override those from reports."""
+        """Return the evidence from all reports so far; None without any step. `known`: further
+        fields of `Evidence`, which override those from reports."""
         ranks = tuple(self._rank(rank) for rank in sorted(self._steps) if self._steps[rank])
         if not ranks:
             return None
@@ -78,8 +78,8 @@ class Reports:
         return Evidence(ranks=ranks, nodes=self._nodes(), facts=self.facts, world=world, **values)
 
     def _profile(self) -> dict[str, Any]:
-        """The profile's fields of `Evidence`, as means over the profiled ranks; without a profile,
-        only the reason."""
+        """Return the profile's fields of `Evidence`, as means over the profiled ranks; without a
+        profile, only the reason."""
         profiles = [report for _, report in sorted(self._profiles.items()) if "parts_s" in report]
         if not profiles:
             return {
@@ -103,7 +103,8 @@ class Reports:
         }
 
     def _after_warmup(self, rank: int) -> list[Mapping[str, Any]]:
-        """The steps of a rank without its warm-up steps; at least one step, if there is one."""
+        """Return the steps of a rank without its warm-up steps; at least one step, if there is
+        one."""
         steps = self._steps[rank]
         if self._counts[rank] == len(steps) and len(steps) > 2 * WARMUP:
             return steps[WARMUP:]
@@ -159,7 +160,7 @@ class Reports:
 
 
 def evidence_of(reports: Iterable[Mapping[str, Any]], **known: Any) -> Evidence | None:
-    """The evidence from a complete list of reports; None without any step. `known`: as in
+    """Return the evidence from a complete list of reports; None without any step. `known`: as in
     `Reports.evidence`."""
     collected = Reports()
     collected.hear(reports)

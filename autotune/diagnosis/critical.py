@@ -90,7 +90,7 @@ class Steps:
         return self.count >= LEAST_STEPS
 
     def _waits(self) -> Series:
-        """Time that each rank waits for other ranks, shape (ranks, steps)."""
+        """Return the time that each rank waits for other ranks, shape (ranks, steps)."""
         if not self.is_together or not self.count:
             return np.zeros_like(self.time)
         forward, backward = self.free["forward"], self.free["backward"]
@@ -109,8 +109,8 @@ class Steps:
         return waits + self.within("rest", "collective") + self.within("optimizer", "collective")
 
     def within(self, phase: str, *kinds: str, wall: bool = False) -> Series:
-        """Time of a phase that was spent on these kinds of work, estimated from the stack samples;
-        shape (ranks, steps). `wall`: with the time on the run queue."""
+        """Return the time of a phase that was spent on these kinds of work, estimated from the
+        stack samples; shape (ranks, steps). `wall`: with the time on the run queue."""
         shares = [[share_of(rank, phase, *kinds)] for rank in self.ranks]
         return np.asarray(
             (self.wall if wall else self.free)[phase]
@@ -126,24 +126,24 @@ class Steps:
         )
 
     def gain(self, part: Series) -> Series:
-        """By step, the seconds saved without this part of the ranks' own time. `part`: shape (ranks,
-        steps), without the run queue."""
+        """Return by step the seconds saved without this part of the ranks' own time. `part`: shape
+        (ranks, steps), without the run queue."""
         return np.asarray(self.own.max(axis=0) - np.maximum(0.0, self.own - part).max(axis=0))
 
     def share_of_phase(self, part: Series) -> tuple[float, float, float]:
-        """Share of the step time that would be saved without this part, with its 95% interval.
-        `part`: shape (ranks, steps), with the run queue."""
+        """Return the share of the step time that would be saved without this part, with its 95%
+        interval. `part`: shape (ranks, steps), with the run queue."""
         own = np.maximum(0.0, self.time - self.wait)
         return self.share(np.asarray(own.max(axis=0) - np.maximum(0.0, own - part).max(axis=0)))
 
     def share_of_work(self, part: Series) -> tuple[float, float, float]:
-        """Share of an undisturbed step that would be saved without this part, with its 95% interval.
-        `part`: shape (ranks, steps), without the run queue."""
+        """Return the share of an undisturbed step that would be saved without this part, with its
+        95% interval. `part`: shape (ranks, steps), without the run queue."""
         return self.share(self.gain(part), self.undisturbed)
 
     def share(self, seconds: Series, of: Series | None = None) -> tuple[float, float, float]:
-        """Share of these seconds in the step time: (mean, low, high) with a 95% interval. `of`: step
-        times to divide by, by default those of the slowest rank."""
+        """Return the share of these seconds in the step time: (mean, low, high) with a 95%
+        interval. `of`: step times to divide by, by default those of the slowest rank."""
         steps = self.slowest if of is None else of
         whole = float(steps.sum())
         if whole <= 0:
@@ -160,8 +160,8 @@ class Steps:
 
 
 def share_of(rank: Rank, phase: str, *kinds: str) -> float:
-    """Share of the stack samples in a rank's phase that show these kinds of work; 0 with fewer than
-    `LOOKS` samples."""
+    """Return the share of the stack samples in a rank's phase that show these kinds of work; 0 with
+    fewer than `LOOKS` samples."""
     places = [place for place in rank.places if place.phase == phase]
     total = sum(place.share for place in places)
     if total <= 0 or (rank.looks and total * rank.looks < LOOKS):
@@ -170,9 +170,9 @@ def share_of(rank: Rank, phase: str, *kinds: str) -> float:
 
 
 def _queued_for_others(rank: Rank, spent: dict[str, Series], at: int) -> float:
-    """Share of a rank's time on the run queue in which other processes used the processor. Since
-    Linux 6.18 the queue time includes the time in which the rank's own cgroup quota throttles it,
-    which is subtracted here."""
+    """Return the share of a rank's time on the run queue in which other processes used the
+    processor. Since Linux 6.18 the queue time includes the time in which the rank's own cgroup
+    quota throttles it, which is subtracted here."""
     throttled_s = max(0.0, rank.throttled_s - rank.stopped_s)
     wall_s, queued_s = (
         float(sum(values[at, :, part].sum() for values in spent.values())) for part in (0, 2)

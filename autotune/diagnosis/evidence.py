@@ -1,5 +1,5 @@
-"""Observations of a run by rank and node. Times are in seconds. What was not observed is empty, 0 or
-None, and no cause is claimed from it.
+"""Observations of a run by rank and node. Times are in seconds. What was not observed is empty, 0
+or None, and no cause is claimed from it.
 
 T_rt    seconds of step t on rank r                    w, c, q    seconds of a phase: wall time, on a processor, on the run queue
 phase   data, forward, backward, optimizer, evaluation, checkpoint, collective, or rest (the time between them)
@@ -120,7 +120,7 @@ class Rank:
     pcie_bytes_per_s, nvlink_bytes_per_s, and `held by REASON`: share of time with lowered clocks"""
 
     def last(self, count: int) -> Rank:
-        """A copy with only the last `count` steps and rounded numbers."""
+        """Return a copy with only the last `count` steps and rounded numbers."""
         return replace(
             self,
             step_times_s=tuple(round(s, 6) for s in self.step_times_s[-count:]),
@@ -214,8 +214,8 @@ class Evidence:
         return asdict(self)
 
     def shortened(self) -> Evidence:
-        """A copy small enough to store with every trial: at most `KEPT_RANKS` ranks, those with the
-        most and the least work, and about `KEPT_STEPS` steps over all ranks."""
+        """Return a copy small enough to store with every trial: at most `KEPT_RANKS` ranks, those
+        with the most and the least work, and about `KEPT_STEPS` steps over all ranks."""
         ranks = self.ranks
         if len(ranks) > KEPT_RANKS:
             by_work = sorted(

@@ -83,7 +83,7 @@ def out_of_line(
 
 
 def _slow_ranks(by_rank: Mapping[int, float]) -> dict[int, float]:
-    """Outlier ranks, with the ratio by which each is slower."""
+    """Return the outlier ranks, with the ratio by which each is slower."""
     if len(by_rank) < 2:
         return {}
     slow = {}

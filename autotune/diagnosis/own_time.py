@@ -41,7 +41,7 @@ _KINDS = (
 
 
 def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """The ranks wait for data."""
+    """Yield a finding if the ranks wait for data."""
     part = steps.wall["data"] + steps.within("rest", "data", wall=True)
     if not _has_loader(evidence):
         part = part + _unnamed(steps, blocked=True)
@@ -79,7 +79,8 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """The program computes, prints or waits outside forward and backward passes."""
+    """Yield a finding if the program computes, prints or waits outside forward and backward
+    passes."""
     # Lightning runs the whole step inside optimizer.step(), so its log calls count as optimizer
     named = steps.within("rest", "log", "own", wall=True) + steps.within(
         "optimizer", "log", wall=True
@@ -113,7 +114,7 @@ def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Training pauses for evaluation or checkpoints."""
+    """Yield a finding if training pauses for evaluation or checkpoints."""
     paused = steps.wall["evaluation"] + steps.wall["checkpoint"]
     around = steps.wall["data"] + steps.wall["rest"]
     usual = np.median(around, axis=1, keepdims=True)
@@ -141,7 +142,7 @@ def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Torch recompiles after warm-up."""
+    """Yield a finding if torch recompiles after warm-up."""
     part = compiling(steps)
     share, low, high = steps.share_of_phase(part)
     count = int((part.max(axis=0) > 0).sum())
@@ -159,7 +160,7 @@ def recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """The optimizer takes a larger share of the step than in a healthy run."""
+    """Yield a finding if the optimizer takes a larger share of the step than in a healthy run."""
     part = steps.wall["optimizer"] - steps.within(
         "optimizer", "collective", "log", "data", wall=True
     )
@@ -192,7 +193,8 @@ def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """A rank is short of memory, or its allocator keeps returning memory to the system."""
+    """Yield a finding if a rank is short of memory or its allocator keeps returning memory to the
+    system."""
     by_rank = (
         _memory_pressure(steps, at) for at, rank in enumerate(steps.ranks) if rank.elapsed_s > 0
     )
@@ -256,9 +258,9 @@ def _memory_pressure(steps: Steps, at: int) -> _MemoryPressure:
 
 
 def _unnamed(steps: Steps, *, blocked: bool) -> Series:
-    """Time between phases whose kind of work is unknown, shape (ranks, steps): `blocked`, or else on
-    a processor. Zero if forward passes were not observed, because then all time is between
-    phases."""
+    """Return the time between phases whose kind of work is unknown, shape (ranks, steps):
+    `blocked`, or else on a processor. Zero if forward passes were not observed, because then all
+    time is between phases."""
     if not steps.count or float(steps.free["forward"].sum()) <= 0:
         return np.zeros_like(steps.time)
     unknown = np.array([[1.0 - share_of(rank, "rest", *_KINDS)] for rank in steps.ranks])
@@ -268,7 +270,7 @@ def _unnamed(steps: Steps, *, blocked: bool) -> Series:
 
 
 def compiling(steps: Steps) -> Series:
-    """Seconds in torch's compiler, shape (ranks, steps)."""
+    """Return the seconds in torch's compiler, shape (ranks, steps)."""
     return np.array(
         [rank.compile_s[-steps.count :] or (0.0,) * steps.count for rank in steps.ranks],
         dtype=float,
@@ -276,5 +278,6 @@ def compiling(steps: Steps) -> Series:
 
 
 def _has_loader(evidence: Evidence) -> bool:
-    """Whether the program uses torch's DataLoader. If so, time outside of it is not data loading."""
+    """Return whether the program uses torch's DataLoader. If so, time outside of it is not data
+    loading."""
     return evidence.facts.get("workers") is not None

@@ -1,6 +1,6 @@
-"""Findings from a step recorded by torch's profiler. They are used only on GPUs, where the host runs
-ahead of the device, so the probe's phases do not show what the device does. On CPUs the phases are
-exact.
+"""Findings from a step recorded by torch's profiler. They are used only on GPUs, where the host
+runs ahead of the device, so the probe's phases do not show what the device does. On CPUs the phases
+are exact.
 
     host             the GPU is idle for `IDLE` of the step or more and no data loader is waited for: launches do not keep up
     input            the GPU is idle while the program waits for a data loader
@@ -25,15 +25,16 @@ HIDDEN = "communication_overlapped"
 
 
 def shares_of(parts_s: Mapping[str, float]) -> dict[str, float]:
-    """The parts of a profiled step as shares of it, without overlapped communication; empty without
-    a profile."""
+    """Return the parts of a profiled step as shares of it, without overlapped communication; empty
+    without a profile."""
     parts = {name: s for name, s in parts_s.items() if name != HIDDEN}
     whole = sum(parts.values())
     return {name: s / whole for name, s in parts.items()} if whole > 0 else {}
 
 
 def profile_lines(evidence: Evidence) -> Iterator[str]:
-    """Lines of text about the profiled step: shares of its parts, and the longest kernels."""
+    """Return lines of text about the profiled step: shares of its parts, and the longest
+    kernels."""
     shares = shares_of(evidence.parts_s)
     if not shares:
         return

@@ -1,5 +1,5 @@
-"""Rules on readings other than the phases of steps: a profile, GPU clocks, the allocator, times in a
-log, knobs without effect."""
+"""Rules on readings other than the phases of steps: a profile, GPU clocks, the allocator, times in
+a log, knobs without effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.spec.texts.as_text import format_duration, number_of
 
 
 def bubble(evidence: Evidence) -> Iterator[Finding]:
-    """The profiled pipeline bubble is larger than predicted."""
+    """Yield a finding if the profiled pipeline bubble is larger than predicted."""
     parts, predicted = evidence.parts_s, evidence.predicted_parts_s
     shares = shares_of(parts)
     if not shares or not predicted or evidence.predicted_s is None:
@@ -37,7 +37,7 @@ def bubble(evidence: Evidence) -> Iterator[Finding]:
 
 
 def clocks(evidence: Evidence) -> Iterator[Finding]:
-    """Heat or a power limit lowers a GPU's clocks."""
+    """Yield a finding if heat or a power limit lowers a GPU's clocks."""
     for rank in sorted(evidence.ranks, key=lambda r: r.gpu.get("sm_clock_mhz", np.inf)):
         clock, max_clock = rank.gpu.get("sm_clock_mhz", 0.0), rank.gpu.get("max_clock_mhz", 0.0)
         reasons = {
@@ -75,7 +75,7 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
-    """The allocator retried, according to the trial's readings."""
+    """Yield a finding if the allocator retried, according to the trial's readings."""
     if evidence.alloc_retries > 0 and not any(rank.alloc_retries for rank in evidence.ranks):
         yield Finding(
             cause="memory",
@@ -90,7 +90,8 @@ def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
 
 
 def log_times(evidence: Evidence) -> Iterator[Finding]:
-    """Without observed ranks, the log's step times show data loading or regular pauses."""
+    """Yield a finding if no rank was observed and the log's step times show data loading or regular
+    pauses."""
     times = np.asarray(evidence.step_times_s)
     if evidence.ranks or len(times) < 2 * LEAST_STEPS:
         return
@@ -132,7 +133,7 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
 
 
 def knobs_without_effect(evidence: Evidence) -> Iterator[Finding]:
-    """Requested settings have no effect."""
+    """Yield a finding for each requested setting without effect."""
     for text in evidence.disagreements:
         knob = text.partition(":")[0]
         yield Finding(

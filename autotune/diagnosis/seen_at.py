@@ -12,8 +12,8 @@ from autotune.spec.texts.as_text import format_duration
 
 
 def only_rank(steps: Steps, part: Series) -> int | None:
-    """The rank that spends much more time on this part than all others, or None. `part`: seconds,
-    shape (ranks, steps)."""
+    """Return the rank that spends much more time on this part than all others, or None. `part`:
+    seconds, shape (ranks, steps)."""
     if len(steps.ranks) < 2:
         return None
     means = part.mean(axis=1)
@@ -27,18 +27,18 @@ def only_rank(steps: Steps, part: Series) -> int | None:
 
 
 def node_of(steps: Steps, rank: int | None) -> str:
-    """Name of a rank's node; empty for None."""
+    """Return the name of a rank's node; empty for None."""
     return next((r.node for r in steps.ranks if r.rank == rank), "") if rank is not None else ""
 
 
 def who(rank: int | None, everyone: str) -> str:
-    """`rank N`, or the text `everyone` if the finding is about all ranks."""
+    """Return `rank N`, or the text `everyone` if the finding is about all ranks."""
     return everyone if rank is None else f"rank {rank}"
 
 
 def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[str]:
-    """A sentence on the mean time per step that a rank spends on this part, compared with the rank
-    that spends least. `rank`: None for the one that spends most; `what`: the end of the
+    """Return a sentence on the mean time per step that a rank spends on this part, compared with
+    the rank that spends least. `rank`: None for the one that spends most; `what`: the end of the
     sentence."""
     means = part.mean(axis=1)
     at = next((i for i, r in enumerate(steps.ranks) if r.rank == rank), int(means.argmax()))
@@ -55,7 +55,8 @@ def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[
 def most_seen_place(
     ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | None
 ) -> Place | None:
-    """The place with the most stack samples that `wanted` accepts, of one rank or of all (None)."""
+    """Return the place with the most stack samples that `wanted` accepts, of one rank or of all
+    (None)."""
     chosen = [r for r in ranks if rank in (None, r.rank)]
     places = (place for r in chosen for place in r.places)
     candidates = (place for place in places if wanted(place) and place.line)
@@ -63,7 +64,7 @@ def most_seen_place(
 
 
 def seen_most_often(place: Place | None) -> list[str]:
-    """A sentence that names the place; an empty list for None."""
+    """Return a list with one sentence on the place; an empty list for None."""
     if place is None:
         return []
     inside = f" (in {place.function})" if place.function else ""

@@ -16,7 +16,8 @@ FOREIGN_CORES = 0.08
 
 
 def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    """Ranks wait for processors that other processes use."""
+    """Yield a finding for each machine on which ranks wait for processors that other processes
+    use."""
     if not steps.ranks:
         return
     for machine in sorted({node.machine for node in evidence.nodes}):
@@ -28,8 +29,8 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Finding | None:
-    """The finding for one machine, or None if other processes use too little of it. `here`: indices
-    of its ranks."""
+    """Return the finding for one machine, or None if other processes use too little of it. `here`:
+    indices of its ranks."""
     delays = steps.delay.sum(axis=1) / np.maximum(steps.time.sum(axis=1), 1e-12)
     taken, due = sum(_taken(nodes)), _oversubscribed(nodes, steps, here)
     worst = max(here, key=lambda i: delays[i])
@@ -59,8 +60,8 @@ def _on_machine(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> Fin
 
 
 def _oversubscribed(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) -> float:
-    """Share of the time that ranks would wait for processors even without other processes, because
-    there are more ranks than cores."""
+    """Return the share of the time that ranks would wait for processors even without other
+    processes, because there are more ranks than cores."""
     cores, names = nodes[0].cores, {node.name for node in nodes}
     usable = min(cores, max(steps.ranks[at].cores for at in here) * len(names))
     runnable = sum(steps.busy.values()) + steps.delay
@@ -69,7 +70,7 @@ def _oversubscribed(nodes: Sequence[Node], steps: Steps, here: Sequence[int]) ->
 
 
 def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
-    """Sentences on the processors that others use, and on the two processes that use most."""
+    """Yield sentences on the processors that others use, and on the two processes that use most."""
     foreign, stolen = _taken(nodes)
     of_host = f", and a hypervisor took {stolen:.2f}" if stolen > 0.02 else ""
     yield f"of {nodes[0].cores} processors, other processes used {foreign:.2f}{of_host}"
@@ -80,8 +81,8 @@ def _who_takes(nodes: Sequence[Node], steps: Steps) -> Iterator[str]:
 
 
 def others_use(evidence: Evidence, name: str) -> float:
-    """Share of the processors of a node's machine that other processes or the hypervisor use; 0 if
-    that is too little to count."""
+    """Return the share of the processors of a node's machine that other processes or the hypervisor
+    use; 0 if that is too little to count."""
     machine = next((node.machine for node in evidence.nodes if node.name == name), None)
     nodes = [node for node in evidence.nodes if node.machine == machine]
     if not nodes or (taken := sum(_taken(nodes))) < _noticed(nodes[0].cores):
@@ -90,11 +91,12 @@ def others_use(evidence: Evidence, name: str) -> float:
 
 
 def _taken(nodes: Sequence[Node]) -> tuple[float, float]:
-    """Processors of one machine that other processes use, and that the hypervisor took."""
+    """Return the number of processors of one machine that other processes use, and that the
+    hypervisor took."""
     foreign = max(node.busy for node in nodes) - sum(node.ours for node in nodes)
     return foreign, max(node.stolen for node in nodes)
 
 
 def _noticed(cores: int) -> float:
-    """Minimum usage by other processes to count, in cores."""
+    """Return the minimum usage by other processes to count, in cores."""
     return max(FOREIGN_CORES, 0.03 * cores)

@@ -25,7 +25,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def cost_of(finding: Finding) -> str:
-    """The share of the step that a finding costs, with its interval; empty if unknown."""
+    """Return a text of the share of the step that a finding costs, with its interval; empty if
+    unknown."""
     if finding.share is None:
         return ""
     text = f", {finding.share:.0%} of the step"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.diagnosis import Diagnosis, Evidence, diagnose
-from autotune.diagnosis.log_words import data_time_s, hints_of
+from autotune.diagnosis.log_hints import data_time_s, hints_of
 from autotune.errors import SpecError
 from autotune.results.knobs_seen import ineffective_knobs
 from autotune.spec import Estimate, Measurement, ObservedRun, ParallelConfig, Study, Trial

@@ -16,7 +16,7 @@ from typing import Any, final
 from autotune.cost import training_flops_per_token
 from autotune.diagnosis import Evidence
 from autotune.diagnosis.collect import Reports as Evidences
-from autotune.diagnosis.log_words import Hints
+from autotune.diagnosis.log_hints import Hints
 from autotune.ports import TrialRequest
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import StepMetrics, trainer

@@ -1,4 +1,4 @@
-"""Recognizes log lines of well-known libraries that indicate a cause of lost time, and times of
+"""Recognize log lines of well-known libraries that indicate a cause of lost time, and times of
 waiting for data."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DATA_TIME = re.compile(
 
 
 def cause_in(line: str) -> str | None:
-    """The class of cause that the line indicates, or None."""
+    """Return the class of cause that the line indicates, or None."""
     return next((cause for cause, pattern in _PATTERNS if pattern.search(line)), None)
 
 
@@ -67,7 +67,7 @@ class Hints:
 
 
 def hints_of(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Pairs of (class, line) from a complete log: the first line for each cause."""
+    """Return pairs of (class, line) from a complete log: the first line for each cause."""
     hints = Hints()
     for line in lines:
         hints.hear(line)
@@ -75,14 +75,14 @@ def hints_of(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def named_rank(line: str) -> int | None:
-    """The rank that the line names; None if it names none or several."""
+    """Return the rank in the line; None if it contains none or several."""
     ranks = set(_RANKS.findall(line.lower()))
     return int(ranks.pop()) if len(ranks) == 1 else None
 
 
 def data_time_s(line: str) -> float | None:
-    """Seconds of waiting for data that the line reports, or None. A number without a unit is in
-    seconds, as in all known formats."""
+    """Return the seconds of waiting for data that the line reports, or None. A number without a
+    unit is in seconds, as in all known formats."""
     match = _DATA_TIME.search(line)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Applies all rules to the evidence and builds the diagnosis. Each rule yields the findings of one
+"""Apply all rules to the evidence and build the diagnosis. Each rule yields the findings of one
 class, with their cost as a share of the step.
 
 A finding is reported if its share is at least `CLAIMED` and the lower end of its interval at least
@@ -40,7 +40,7 @@ from autotune.diagnosis.between_ranks import (
 from autotune.diagnosis.critical import LEAST_STEPS, Steps
 from autotune.diagnosis.evidence import Evidence
 from autotune.diagnosis.finding import CLAIMED, SURE, Diagnosis, Finding
-from autotune.diagnosis.log_words import WARNED_OF, named_rank
+from autotune.diagnosis.log_hints import WARNED_OF, named_rank
 from autotune.diagnosis.own_time import (
     memory_short,
     optimizer,
@@ -105,7 +105,8 @@ def _is_reported(finding: Finding) -> bool:
 
 def _with_log(evidence: Evidence, findings: Sequence[Finding]) -> list[Finding]:
     """Add the log's hints: as evidence of findings with the same cause, otherwise as findings of
-    their own. Warnings of a cause that was measured and not found are left out."""
+    their own. Mere warnings are left out if ranks were observed and their
+    cause was not found."""
     hints = dict(evidence.hints)
     known = [
         replace(f, evidence=(*f.evidence, f"the log says: {line}"))
@@ -132,8 +133,8 @@ def _with_log(evidence: Evidence, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[Finding]:
-    """The step time is outside of its predicted interval. `explained`: share of the step that the
-    other findings explain."""
+    """Yield a finding if the step time is outside of its predicted interval. `explained`: share of
+    the step that the other findings explain."""
     if evidence.predicted_s is None or len(evidence.step_times_s) < 4:
         return
     expected, low, high = evidence.predicted_s
@@ -189,7 +190,7 @@ _HINTED = {
 
 
 def _table(steps: Steps) -> Iterator[dict[str, Any]]:
-    """A row per rank with its mean step time and the parts of it, seconds."""
+    """Yield a row per rank with its mean step time and the parts of it, seconds."""
     for at, rank in enumerate(steps.ranks):
         parts = {name: float(np.mean(values[at])) for name, values in steps.free.items()}
         waits_s = float(steps.wait[at].mean()) if steps.count else 0.0

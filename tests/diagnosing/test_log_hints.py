@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.diagnosis.log_words import RECOMPILED, cause_in, data_time_s, hints_of, named_rank
+from autotune.diagnosis.log_hints import RECOMPILED, cause_in, data_time_s, hints_of, named_rank
 
 HINTS = {
     "torch._dynamo hit config.recompile_limit (8)": "recompilation",
