@@ -164,8 +164,7 @@ def memory_sigmas(
     """Return the standard deviation of ln peak memory of each config, or of every n-th config of a
     space larger than `MOST_SAMPLED`."""
     rows = space.table.take(slice(None, None, _stride(space)))
-    found = estimate(space.workload, rows, calibration=constants)
-    return memory_log_sigma(found)
+    return memory_log_sigma(estimate(space.workload, rows, calibration=constants))
 
 
 @final
@@ -227,14 +226,14 @@ def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration)
 def profile_lines(document: dict[str, Any]) -> list[str]:
     """Return `profile_document` as sentences."""
     others = f"for the other configs ({document['configs']:,} in all), memory comes from formulas corrected by these runs, within {document['spread']:.1%}"
-    lines = [
-        f"memory comes from {number_of(len(document['runs']), 'dry run')}; plan, estimate and tune use it; {others}"
+    return [
+        f"memory comes from {number_of(len(document['runs']), 'dry run')}; plan, estimate and tune use it; {others}",
+        *(
+            f"{check['config']}: predicted from the other runs with an error of {check['error']:+.1%}"
+            for check in document["checks"]
+        ),
+        *(f"not run, {config}: {reason}" for config, reason in document["failed"].items()),
     ]
-    lines += [
-        f"{check['config']}: predicted from the other runs with an error of {check['error']:+.1%}"
-        for check in document["checks"]
-    ]
-    return lines + [f"not run, {config}: {reason}" for config, reason in document["failed"].items()]
 
 
 def ensure_profile(
