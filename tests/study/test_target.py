@@ -191,7 +191,7 @@ def test_proxies_ask_by_turns_for_what_may_win_and_for_what_tells_most() -> None
     gains = searcher.standing.improvement
     assert gains[first] == max(gain for i, gain in enumerate(gains) if searcher.is_open(i))
     assert reason.startswith(
-        f"represents number {list(searcher.standing.order).index(first) + 1} in the target's ranking"
+        f"stands for the config ranked {list(searcher.standing.order).index(first) + 1} on the target"
     )
     searcher.ask(1)
     second, reason = searcher.propose() or (0, "")

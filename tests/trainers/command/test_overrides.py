@@ -204,7 +204,7 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
 @pytest.mark.parametrize(
     ("overrides", "argv", "field", "remedy"),
     [
-        ({"other.py": {"BATCH": 1}}, ["python", "train.py"], "other.py", "as in argv (train.py)"),
+        ({"other.py": {"BATCH": 1}}, ["python", "train.py"], "other.py", "as it is in argv (train.py)"),
         ({"train.py": {"BATCH": 1}}, ["torchrun", "-m", "train"], "train.py", "file or module"),
         ({"train.py": ["BATCH"]}, ["python", "train.py"], "train.py", "CALL.KEYWORD"),
         (
@@ -214,7 +214,7 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
             "micro_batch_size",
         ),
         ({"python": {"BATCH": 1}}, ["python", "train.py"], "python", "file or module that trains"),
-        ({1: {"BATCH": 1}}, ["python", "train.py"], "1", "as in argv (train.py)"),
+        ({1: {"BATCH": 1}}, ["python", "train.py"], "1", "as it is in argv (train.py)"),
         (
             {"train.py": {"BATCH": float("nan")}},
             ["python", "train.py"],
