@@ -204,7 +204,12 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
 @pytest.mark.parametrize(
     ("overrides", "argv", "field", "remedy"),
     [
-        ({"other.py": {"BATCH": 1}}, ["python", "train.py"], "other.py", "as it is in argv (train.py)"),
+        (
+            {"other.py": {"BATCH": 1}},
+            ["python", "train.py"],
+            "other.py",
+            "as it is in argv (train.py)",
+        ),
         ({"train.py": {"BATCH": 1}}, ["torchrun", "-m", "train"], "train.py", "file or module"),
         ({"train.py": ["BATCH"]}, ["python", "train.py"], "train.py", "CALL.KEYWORD"),
         (
