@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotune.onboarding.pairs import as_pairs
 from tests.onboarding.drafting import argv, drafted, loaded
 
 MODEL = '{"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 1024}'
@@ -30,6 +32,9 @@ def test_a_sample_of_dpo_is_two_sequences_and_a_reference_model_runs_beside_them
     assert not [note for note in draft.notes if "predicted without" in note]
     overrides = draft.document["trainer"]["overrides"]["dpo.py"]
     assert overrides["DPOConfig.per_device_train_batch_size"] == "{micro_batch_size // 2}"
+    assert "two sequences each" in draft.text
+    assert "pairs per rank" in draft.text
+    assert "sequences per rank" not in draft.text
     study = loaded(draft, tmp_path)
     assert study.workload.global_batch_sizes == (2 * 4 * 2 * 8,)
     assert (study.baseline.micro_batch_size, study.baseline.accumulation_steps) == (4, 4)
@@ -38,6 +43,16 @@ def test_a_sample_of_dpo_is_two_sequences_and_a_reference_model_runs_beside_them
     assert (rl.prompts, rl.responses, rl.reference) == (64, 2, True)
     assert study.workload.tokens_per_sequence == 512
     assert all("seq_len" in words for words in rl.assumed)
+
+
+def test_pairs_of_an_unknown_number_are_said_to_be_left_out(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, files())
+    without = draft.edited("space", value={"precision": ["bf16"]}).put("rl", None)
+    found = as_pairs(without, has_reference=True, source="DPOConfig")
+    assert found.notes[-1].endswith(
+        "without the reference model and the other sequence of each pair (DPOConfig)"
+    )
+    assert replace(found, notes=without.notes) == without
 
 
 def test_log_probabilities_computed_before_need_no_reference_model(tmp_path: Path) -> None:

@@ -211,9 +211,7 @@ def script_draft(
     )
     imports = script.code.imports  # empty for a program of the library
     if script.beyond in OF_PAIRS and ("trl" in imports or not imports):
-        paired = as_pairs(draft, has_reference=_has_reference(script), source=script.beyond)
-        if paired is not None:
-            return paired
+        return as_pairs(draft, has_reference=_has_reference(script), source=script.beyond)
     return replace(draft, notes=(*draft.notes, *_unpredicted_notes(script)))
 
 

@@ -83,14 +83,23 @@ FOUR_BIT_SWITCHES = ("q_lora", "qlora", "use_qlora", "load_in_4bit", "use_4bit")
 OF_PAIRS = {"DPOConfig": True, "ORPOConfig": False, "CPOConfig": False, "RewardConfig": False}
 """classes of arguments of trl's trainings on pairs of sequences: whether a reference model scores
 them"""
-_PAIR = "the other sequence of each pair"
+METHODS_OF_PAIRS = {
+    **dict.fromkeys(("dpo", "ipo"), True),
+    **dict.fromkeys(("orpo", "simpo", "cpo", "rm", "reward_model"), False),
+}
+"""the same by the method's name in settings"""
+
+
+def left_out_of_pairs(has_reference: bool) -> str:
+    """The work of a training on pairs that plans of a plain training do not include, as text."""
+    pair = "the other sequence of each pair"
+    return f"the reference model and {pair}" if has_reference else pair
+
+
 BEYOND = {
     **dict.fromkeys(("GRPOConfig", "RLOOConfig"), "generation, rewards and a reference model"),
     "KTOConfig": "the reference model",
-    **{
-        name: f"the reference model and {_PAIR}" if has_reference else _PAIR
-        for name, has_reference in OF_PAIRS.items()
-    },
+    **{name: left_out_of_pairs(has_reference) for name, has_reference in OF_PAIRS.items()},
 }
 """work of a step with these classes that plans of a plain training do not include"""
 GROUPED = (
@@ -105,8 +114,9 @@ BEYOND_BY_METHOD = {
     **dict.fromkeys(
         ("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"
     ),
-    **dict.fromkeys(("dpo", "ipo", "xpo", "bco", "gdpo"), f"the reference model and {_PAIR}"),
-    **dict.fromkeys(("orpo", "simpo", "cpo", "rm", "reward_model", "reward_modeling"), _PAIR),
+    **{name: left_out_of_pairs(has_reference) for name, has_reference in METHODS_OF_PAIRS.items()},
+    **dict.fromkeys(("xpo", "bco", "gdpo"), left_out_of_pairs(has_reference=True)),
+    "reward_modeling": left_out_of_pairs(has_reference=False),
     **dict.fromkeys(("kto", "gkd"), "the reference model"),
 }
 """the same, by the method's name in settings and in names of programs"""

@@ -23,7 +23,7 @@ from autotune.onboarding.draft import (
     stated,
 )
 from autotune.onboarding.launch.launch_script import Argument
-from autotune.onboarding.pairs import HAS_REFERENCE, as_pairs
+from autotune.onboarding.pairs import as_pairs
 from autotune.onboarding.script.adapters import (
     ALL_TRAINED,
     EIGHT_BITS,
@@ -32,7 +32,7 @@ from autotune.onboarding.script.adapters import (
     of_unknown_optimizer,
 )
 from autotune.onboarding.script.argv import written
-from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
+from autotune.onboarding.script.library_options import BEYOND_BY_METHOD, METHODS_OF_PAIRS
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.as_text import number_of
 from autotune.spec.texts.usual_names import optimizer_named
@@ -181,9 +181,9 @@ def settings_draft(
         notes=tuple(_notes(settings)),
     )
     for key, name in _methods(settings):
-        if name in HAS_REFERENCE:
+        if name in METHODS_OF_PAIRS:
             source = f"{key}: {document[key]}"
-            return as_pairs(draft, has_reference=HAS_REFERENCE[name], source=source) or draft
+            return as_pairs(draft, has_reference=METHODS_OF_PAIRS[name], source=source)
     return draft
 
 
@@ -232,7 +232,7 @@ def _notes(settings: Settings) -> Iterator[str]:
     if _is_as_loaded(program, document):
         yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights with {optimizer}; planned as bf16"
     for key, name in _methods(settings):
-        if name not in HAS_REFERENCE:
+        if name not in METHODS_OF_PAIRS:
             extra_work = BEYOND_BY_METHOD.get(
                 name, "the work that this method adds to plain training"
             )
@@ -255,7 +255,7 @@ def _methods(settings: Settings) -> Iterator[tuple[str, str]]:
         if method and method not in (*plain, "false"):
             method = key if method == "true" else method
             loss = str(document.get("pref_loss") or method).lower()
-            yield key, loss if method == "dpo" and loss in HAS_REFERENCE else method
+            yield key, loss if method == "dpo" and loss in METHODS_OF_PAIRS else method
 
 
 def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -> bool:
