@@ -333,14 +333,15 @@ def read_study(
 def _asking_for_values(
     spec: str | Mapping[str, Any], places: AbstractContextManager[None] | None = None
 ) -> Iterator[None]:
-    """Replace the remedy of errors in a spec that still has placeholders by their lines, because an
-    error about a placeholder is no error of the user's."""
+    """Add the lines of placeholders to the remedy of errors in a spec that still has them, because
+    an error about a placeholder is no error of the user's."""
     try:
         with places or nullcontext():
             yield
     except AutotuneError as error:
         if error.field and isinstance(spec, str) and (lines := _placeholder_lines(spec)):
-            error.remedy = f"first enter your own values at {lines}"
+            own = f"first enter your own values at {lines}"
+            error.remedy = f"{error.remedy}; {own}" if error.remedy else own
         raise
 
 

@@ -58,6 +58,17 @@ def test_an_error_about_a_placeholder_asks_for_the_values(run, tmp_path):
         assert "; first enter your own values at line" in refused.err
 
 
+def test_a_mistake_beside_a_placeholder_keeps_its_remedy(run, tmp_path):
+    script, spec = tmp_path / "train.py", tmp_path / "study.yaml"
+    script.write_text(PROGRAM)
+    assert run("init", script, "-o", spec).code == 0
+    spec.write_text(spec.read_text().replace("cluster: local", "cluster: h100-sxn-1x8"))
+    refused = run("plan", spec)
+    assert refused.code != 0
+    assert "h100-sxm" in refused.err
+    assert "; first enter your own values at line" in refused.err
+
+
 def test_a_spec_without_placeholders_has_no_note(run, write):
     assert "fill in" not in run("plan", write()).err
 

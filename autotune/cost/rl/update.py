@@ -2,8 +2,10 @@
 step, applied to the micro-batches simulated in `packing.py`.
 
     k micro-batches of T tokens on the slowest rank, with effective sequences of Q / T tokens in
-    attention: a step of k micro-batches with T instead of micro_batch_size * seq_len one optimizer
-    step per mini-batch and epoch, each with one reduction of gradients and one update of weights
+    attention: a step of k micro-batches with T instead of micro_batch_size * seq_len
+
+    one optimizer step per mini-batch and epoch, each with one reduction of gradients and one update
+    of weights
 
 The time of a pass is linear in T and Q except for host delays, so it is computed for the mean
 micro-batch. Memory is that of the largest micro-batch.
